@@ -1,0 +1,1 @@
+"The machinery behind `make`: site, chapters, checks. Not part of the installed package."

@@ -1,0 +1,73 @@
+"Run notebooks in place and store what they print: `python -m tools.chapters [NAME ...]`, `--lab NAME` in full."
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbdev.clean import nbdev_clean
+
+NBS = Path(__file__).resolve().parent.parent / "nbs"
+
+
+def chapters() -> list[Path]:
+    "The notebooks whose outputs a plain run stores: all but the laboratory's, which take longer."
+    return sorted(NBS.glob("*.ipynb")) + [NBS / "lab" / "index.ipynb"]
+
+
+def _without_debris(cell) -> None:
+    "Drop what progress bars and warnings leave on the error stream: the page shows results."
+    cell.outputs = [o for o in cell.get("outputs", []) if not (o.output_type == "stream" and o.name == "stderr")]
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            output.text = re.sub(r"[^\n]*\r", "", output.text)
+
+
+def run(path: Path) -> float:
+    "Execute the notebook at `path`, store its outputs, and give the seconds it took. A failing cell stores nothing."
+    nb = nbformat.read(path, as_version=4)
+    client = NotebookClient(nb, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}})
+    started = time.perf_counter()
+    client.execute()
+    seconds = time.perf_counter() - started
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            _without_debris(cell)
+    nb.metadata = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
+    nbformat.write(nb, path)
+    nbdev_clean(fname=str(path))
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="chapters, e.g. 03_seq2seq; all when none is named")
+    parser.add_argument("--lab", metavar="NAME", help="one laboratory notebook, in full")
+    args = parser.parse_args()
+    if args.lab:
+        os.environ["LAB_RUN"] = "full"
+        paths = [NBS / "lab" / f"{args.lab}.ipynb"]
+    else:
+        paths = [NBS / f"{name.removesuffix('.ipynb')}.ipynb" for name in args.names] or chapters()
+    missing = [p for p in paths if not p.exists()]
+    if missing:
+        known = ", ".join(sorted(p.relative_to(NBS).with_suffix("").as_posix() for p in NBS.rglob("[!.]*.ipynb")))
+        sys.exit(f"no notebook {', '.join(p.stem for p in missing)}; there are: {known}")
+    for i, path in enumerate(paths, 1):
+        name = path.relative_to(NBS).with_suffix("").as_posix()
+        print(f"[{i}/{len(paths)}] {name} ...", end=" ", flush=True)
+        try:
+            print(f"{run(path):.0f} s", flush=True)
+        except CellExecutionError as error:
+            print("failed; its stored outputs are unchanged\n", flush=True)
+            sys.exit(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
