@@ -143,7 +143,7 @@ def filter_logits(
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best stands at 0: no overflow near temperature 0
     if top_k is None and (top_p is None or top_p == 1):
         return logits
-    best_first, order = logits.sort(-1, descending=True, stable=True)
+    best_first, order = logits.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         best_first[:, top_k:] = -math.inf
     if top_p is not None and top_p < 1:
@@ -235,13 +235,13 @@ def beam_search(
             ends = ends | (token == stop_id)
 
         values = (scores / n**length_penalty).masked_fill(~ends, -math.inf)[:, :beam]
-        merged, rank = torch.cat([ended_values, values], 1).sort(1, descending=True, stable=True)
+        merged, rank = torch.cat([ended_values, values], 1).sort(dim=1, descending=True, stable=True)
         ended_values, rank = merged[:, :beam], rank[:, :beam]
         ended_ids = _take(torch.cat([ended_ids, ids[:, :beam]], 1), rank)
         ended_scores = _take(torch.cat([ended_scores, scores[:, :beam]], 1), rank)
         ended_lengths = _take(torch.cat([ended_lengths, torch.full_like(token[:, :beam], n)], 1), rank)
 
-        live_scores, rank = scores.masked_fill(ends, -math.inf).sort(1, descending=True, stable=True)
+        live_scores, rank = scores.masked_fill(ends, -math.inf).sort(dim=1, descending=True, stable=True)
         live_scores, rank = live_scores[:, :beam], rank[:, :beam]
         live_ids = _take(ids, rank)
         if n == max_new_tokens or (
