@@ -20,7 +20,6 @@ setup(
     author=cfg["author"],
     author_email=cfg["author_email"],
     license="Apache-2.0",
-    license_files=["LICENSE"],
     keywords=cfg["keywords"].split(),
     classifiers=[
         "Development Status :: 3 - Alpha",

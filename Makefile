@@ -1,0 +1,67 @@
+# The book's commands. `make` alone explains them.
+SHELL := /bin/bash
+PYTHON ?= python3
+PORT ?= 8000
+SERVE ?= 1
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+OURS := constraints.txt settings.ini setup.py pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help book site test sync chapters lab-run jupyter gpu export clean
+
+help:  ## explain the targets
+	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
+	@echo
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1|\2/' | column -t -s '|'
+
+# Reading needs nbdev and smalldocs; everything else needs PyTorch too. Each is set up once, and again when its pins change.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@echo "Making .venv ..."
+	@$(PYTHON) -m venv .venv || { echo "No venv module: on Debian, apt-get install python3-venv"; exit 1; }
+
+.venv/.site: .venv/bin/python $(OURS)
+	@echo "Installing what the site needs ..."
+	@set -e; $(PIP) $$($(BIN)/python tools/needs.py site)
+	@touch $@
+
+.venv/.dev: .venv/bin/python $(OURS)
+	@echo "Installing the package and what the chapters and tests need (PyTorch among it) ..."
+	@$(PIP) -e '.[dev]'
+	@touch .venv/.site $@
+
+book: site  ## read the book: build the site from stored outputs and serve it (SERVE=0 only builds, PORT=8000)
+ifeq ($(SERVE),1)
+	@$(BIN)/python -m tools.site serve --port $(PORT)
+endif
+
+site: .venv/.site
+	@$(BIN)/python -m tools.site build
+
+test: .venv/.dev sync  ## check everything, as continuous integration does
+	@$(BIN)/python -m tools.check test
+
+sync: .venv/.dev
+	@$(BIN)/python -m tools.check sync
+
+chapters: .venv/.dev  ## run chapters and store what they print (NAMES="03_seq2seq 04_decoding"; all when none is named)
+	@$(BIN)/python -m tools.chapters $(NAMES)
+
+lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french) and store its outputs and results
+	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }
+	@$(BIN)/python -m tools.chapters --lab $(NAME)
+
+jupyter: .venv/.dev  ## open JupyterLab on the notebooks
+	@$(BIN)/jupyter lab nbs
+
+gpu: .venv/.dev  ## run the chapters and the tests marked gpu on a CUDA device
+	@$(BIN)/python -c 'import torch, sys; torch.cuda.is_available() or sys.exit("No CUDA device here: PyTorch " + torch.__version__ + " sees none. Nothing was run.")'
+	@$(BIN)/python -m pytest -m gpu
+	@$(BIN)/python -m tools.chapters
+
+export: .venv/.dev  ## write the package and the README from the notebooks, and clean the notebooks
+	@$(BIN)/python -m tools.check mend
+
+clean:  ## remove the built site and caches (not .venv)
+	@rm -rf _site _proc dist build .pytest_cache .hypothesis .ruff_cache *.egg-info

@@ -1,0 +1,83 @@
+"What `make test` checks: `python -m tools.check sync|mend|test`."
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from nbdev.clean import nbdev_clean
+from nbdev.doclinks import nbdev_export
+
+from . import readme
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK_LIMIT = 1_500_000  # bytes
+
+
+def _generated() -> dict[Path, bytes]:
+    "Everything that is written by a tool and committed: notebooks, package, README."
+    files = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("annotated_nlp/**/*.py"), ROOT / "README.md"]
+    return {f.relative_to(ROOT): f.read_bytes() for f in files if f.exists() and ".ipynb_checkpoints" not in f.parts}
+
+
+def mend(root: Path = ROOT) -> None:
+    "Export the package, clean the notebooks, write the README."
+    nbdev_clean()
+    nbdev_export()
+    (root / "README.md").write_text(readme.readme(), encoding="utf-8")
+
+
+def sync() -> int:
+    "Mend a copy of the tree, compare, and say what differs; the tree itself stays as it is."
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / ROOT.name
+        ignore = shutil.ignore_patterns(".venv", ".git", "_site", "_proc", "__pycache__", ".ipynb_checkpoints", "runs")
+        shutil.copytree(ROOT, copy, ignore=ignore, symlinks=True)
+        subprocess.run([sys.executable, "-m", "tools.check", "mend"], cwd=copy, check=True,
+                       env={**os.environ, "PYTHONPATH": str(copy)}, stdout=subprocess.DEVNULL)
+        mended = {f.relative_to(copy): f.read_bytes() for f in
+                  [*copy.glob("nbs/**/*.ipynb"), *copy.glob("annotated_nlp/**/*.py"), copy / "README.md"]}
+    now = _generated()
+    differ = sorted(f for f in now.keys() | mended.keys() if now.get(f) != mended.get(f))
+    large = [f"{f}: {len(text):,} bytes, the limit is {NOTEBOOK_LIMIT:,}" for f, text in now.items()
+             if f.suffix == ".ipynb" and len(text) > NOTEBOOK_LIMIT]
+    for file in differ:
+        print(f"out of sync or not clean: {file}", file=sys.stderr)
+    for line in large:
+        print(f"too large: {line}", file=sys.stderr)
+    if differ:
+        print("`make export` mends it; look at `git diff` and commit.", file=sys.stderr)
+    return 1 if differ or large else 0
+
+
+def test() -> int:
+    "Run every step even after a failure, so that one run shows all that is wrong; give the number of failed steps."
+    steps = {
+        "chapters": ["nbdev_test", "--n_workers", "2", "--timing", "--do_print"],
+        "site": [sys.executable, "-m", "tools.site", "build"],
+        "ruff": ["ruff", "check", "annotated_nlp", "tests", "tools", "setup.py"],
+        "pytest": [sys.executable, "-m", "pytest", "-q", "--durations=5"],
+    }
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    failed, times = [], {}
+    for name, command in steps.items():
+        print(f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}", flush=True)
+        started = time.perf_counter()
+        # Two chapters run side by side on two cores; more threads than that only get in each other's way.
+        threads = {"OMP_NUM_THREADS": "1"} if name == "chapters" else {}
+        if subprocess.run(command, cwd=ROOT, env={**env, **threads}).returncode:
+            failed.append(name)
+        times[name] = time.perf_counter() - started
+    print("\n" + "\n".join(f"{name:>9} {seconds:5.0f} s  {'FAILED' if name in failed else 'ok'}"
+                           for name, seconds in times.items()))
+    return len(failed)
+
+
+if __name__ == "__main__":
+    actions = {"sync": sync, "mend": mend, "test": test}
+    if len(sys.argv) != 2 or sys.argv[1] not in actions:
+        sys.exit(f"usage: python -m tools.check {'|'.join(actions)}")
+    sys.exit(actions[sys.argv[1]]())

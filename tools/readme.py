@@ -1,0 +1,26 @@
+"Write README.md from nbs/index.ipynb: `python -m tools.readme`; with `--check`, only say whether it is up to date."
+
+import re
+import sys
+from pathlib import Path
+
+from nbconvert import MarkdownExporter
+from nbdev.config import get_config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def readme() -> str:
+    "The home page as Markdown, its links to chapters led to the published site."
+    cfg = get_config()
+    text, _ = MarkdownExporter().from_filename(str(ROOT / "nbs" / "index.ipynb"))
+    site = f"{cfg.doc_host}{cfg.doc_baseurl}"
+    return re.sub(r"\]\((?!https?:|#)([\w/]+)\.ipynb", rf"]({site}/\1.html", text).strip() + "\n"
+
+
+if __name__ == "__main__":
+    target, text = ROOT / "README.md", readme()
+    if "--check" not in sys.argv:
+        target.write_text(text, encoding="utf-8")
+    elif not target.exists() or target.read_text(encoding="utf-8") != text:
+        sys.exit("README.md is not what nbs/index.ipynb says; `make readme` writes it.")

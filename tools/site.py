@@ -1,0 +1,130 @@
+"Build the site from stored outputs, check its links, serve it: `python -m tools.site build|serve`."
+
+import argparse
+import http.server
+import os
+import re
+import shutil
+import socketserver
+import subprocess
+import sys
+import time
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from nbdev.config import get_config
+from nbdev.serve import proc_nbs
+
+ROOT = Path(__file__).resolve().parent.parent
+_WEB_FONTS = re.compile(r"@import url\([^)]*fonts\.googleapis[^)]*\);?")
+SITE, PROC = ROOT / "_site", ROOT / "_proc"
+
+
+def _forget_removed() -> None:
+    "nbdev's cache keeps pages whose notebooks are gone, and pages made by older processors: start over then."
+    procs = [ROOT / "tools" / "procs.py", ROOT / "settings.ini"]
+    if PROC.exists() and max(p.stat().st_mtime for p in procs) > PROC.stat().st_mtime:
+        shutil.rmtree(PROC)
+    for page in PROC.rglob("*.ipynb"):
+        if not (get_config().nbs_path / page.relative_to(PROC)).exists():
+            page.unlink()
+
+
+def build() -> Path:
+    "Process the notebooks with nbdev and render them, with Quarto where it is installed, else with smalldocs."
+    os.chdir(ROOT)
+    _forget_removed()
+    proc_nbs(n_workers=0)
+    if shutil.which("quarto"):
+        command = ["quarto", "render", str(PROC), "--no-execute"]
+    else:
+        command = [sys.executable, "-m", "smalldocs.cli", "render", str(PROC)]
+    subprocess.run(command, check=True)
+    if SITE.exists():
+        shutil.rmtree(SITE)
+    shutil.copytree(PROC / "_site", SITE)
+    # The themes ask another host for their fonts; the reader's own do as well, offline too.
+    for sheet in SITE.rglob("*.css"):
+        css = sheet.read_text(encoding="utf-8")
+        sheet.write_text(_WEB_FONTS.sub("", css), encoding="utf-8")
+    return SITE
+
+
+class _Links(HTMLParser):
+    "The ids a page offers and the addresses it points to."
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.ids, self.links = set(), []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
+        self.links += [attrs[key] for key in ("href", "src") if attrs.get(key)]
+
+
+def broken_links(site: Path = SITE) -> list[str]:
+    "Internal addresses that lead nowhere: a missing file, or a missing anchor in a page that is there."
+    pages = {page: _Links(page) for page in site.rglob("*.html")}
+    found = []
+    for page, parsed in pages.items():
+        for link in parsed.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or link in ("", "#"):
+                continue
+            target = page
+            if parts.path:
+                base = site if parts.path.startswith("/") else page.parent
+                target = (base / unquote(parts.path).lstrip("/")).resolve()
+                if target.is_dir():
+                    target /= "index.html"
+            if not target.exists():
+                found.append(f"{page.relative_to(site)}: {link} (no such file)")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+                found.append(f"{page.relative_to(site)}: {link} (no such anchor)")
+    return sorted(set(found))
+
+
+def serve(port: int) -> None:
+    "Serve the built site on this machine until interrupted; a taken port gives way to the next free one."
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(SITE))
+    handler.log_message = lambda *args: None
+    socketserver.ThreadingTCPServer.allow_reuse_address = True
+    for candidate in range(port, port + 50):
+        try:
+            server = socketserver.ThreadingTCPServer(("127.0.0.1", candidate), handler)
+            break
+        except OSError:
+            continue
+    else:
+        sys.exit(f"no free port between {port} and {port + 49}; choose one with `make book PORT=...`")
+    print(f"\nThe book is at http://127.0.0.1:{candidate}/   (stop with Ctrl-C)", flush=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["build", "serve"])
+    parser.add_argument("--port", type=int, default=8000)
+    args = parser.parse_args()
+    if args.what == "serve":
+        serve(args.port)
+        return 0
+    started = time.perf_counter()
+    build()
+    broken = broken_links()
+    for line in broken:
+        print("broken link:", line, file=sys.stderr)
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {time.perf_counter() - started:.0f} s, {len(broken)} broken links")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
