@@ -5,11 +5,9 @@ import http.server
 import os
 import re
 import shutil
-import socketserver
 import subprocess
 import sys
 import time
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -88,14 +86,21 @@ def broken_links(site: Path = SITE) -> list[str]:
     return sorted(set(found))
 
 
+class Handler(http.server.SimpleHTTPRequestHandler):
+    "Serves the built site and keeps quiet about it."
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, directory=str(SITE), **kwargs)
+
+    def log_message(self, *args):
+        pass
+
+
 def serve(port: int) -> None:
     "Serve the built site on this machine until interrupted; a taken port gives way to the next free one."
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(SITE))
-    handler.log_message = lambda *args: None
-    socketserver.ThreadingTCPServer.allow_reuse_address = True
     for candidate in range(port, port + 50):
         try:
-            server = socketserver.ThreadingTCPServer(("127.0.0.1", candidate), handler)
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), Handler)
             break
         except OSError:
             continue

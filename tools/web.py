@@ -45,8 +45,8 @@ def _fulfil(route) -> None:
 
 
 @contextmanager
-def browser_context(**options):
-    "A browsing context whose only outside address is the CDN of npm packages, answered from here."
+def browser():
+    "A headless Chromium, closed at the end."
     path = chromium()
     if path is None:
         raise FileNotFoundError("no Chromium found; install one (Debian: apt-get install chromium) or set CHROMIUM to its path")
@@ -54,7 +54,12 @@ def browser_context(**options):
             "--disable-sync", "--no-first-run", "--disable-quic"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=args)
-        context = browser.new_context(**options)
-        context.route(_NPM, _fulfil)
-        yield context
+        yield browser
         browser.close()
+
+
+def context(browser, **options):
+    "A browsing context whose only outside address is the CDN of npm packages, answered from here."
+    made = browser.new_context(**options)
+    made.route(_NPM, _fulfil)
+    return made

@@ -1,0 +1,148 @@
+"The built site as a reader meets it: in a browser, at a desk and on a phone, by day and by night."
+
+import http.server
+import io
+import os
+import threading
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tools import site, web
+
+pytestmark = pytest.mark.browser
+
+if not site.SITE.exists():
+    pytest.fail("no built site; run `make book SERVE=0` first", pytrace=False)
+PAGES = sorted(page.relative_to(site.SITE).as_posix() for page in site.SITE.rglob("*.html"))
+CHAPTERS = [page for page in PAGES if page[0].isdigit()]
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def address():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), site.Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if web.chromium() is None and not os.environ.get("CI"):
+        pytest.skip("no Chromium on this machine; the browser tests run in continuous integration")
+    with web.browser() as it:
+        yield it
+
+
+@pytest.fixture
+def visit(browser, address):
+    "Open a page and give it, with everything that went wrong on it in `page.wrong`."
+    contexts = []
+
+    def go(name, **options):
+        context = web.context(browser, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.wrong = []
+        page.set_default_timeout(5000)
+        page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
+        page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
+        page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
+        page.on("response", lambda r: r.status >= 400 and page.wrong.append(f"{r.status}: {r.url}"))
+        page.goto(f"{address}/{name}", wait_until="networkidle")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def test_every_chapter_is_a_page():
+    notebooks = {f.stem + ".html" for f in (site.ROOT / "nbs").glob("[0-9]*.ipynb")}
+    assert notebooks and notebooks == set(CHAPTERS)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(visit, name):
+    "Opens cleanly, shows mathematics as mathematics, and describes every figure to those who can't see it."
+    page = visit(name, viewport=DESK, color_scheme="light")
+    formulas = page.locator("main .math").count()
+    if formulas:
+        page.wait_for_selector("main .katex, main mjx-container")
+    assert page.locator("main .katex, main mjx-container").count() == formulas
+    assert page.locator(".katex-error, mjx-merror").count() == 0
+    prose = page.evaluate("""() => { const copy = document.querySelector('main').cloneNode(true);
+        copy.querySelectorAll('pre, code, script, style, .katex, mjx-container, table.dataframe').forEach(e => e.remove());
+        return copy.textContent }""")
+    assert "$$" not in prose and "\\(" not in prose and "\\frac" not in prose
+    figures = page.locator("main img")
+    missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
+    assert not missing, f"images without alternative text: {missing}"
+    assert page.wrong == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_phone(visit, name):
+    "A phone's page never scrolls sideways; wide code and tables scroll by themselves."
+    page = visit(name, viewport=PHONE, color_scheme="light", device_scale_factor=2)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.wrong == []
+
+
+# For every piece of code: the smallest contrast (WCAG 2.2) between a token's colour and what lies behind it.
+CONTRAST = """() => {
+  const rgba = text => { const n = text.match(/[\\d.]+/g).map(Number);
+    const scale = text.startsWith('color(srgb') ? 255 : 1;
+    return [n[0] * scale, n[1] * scale, n[2] * scale, n.length > 3 ? n[3] : 1] };
+  const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4 });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+  const behind = element => { const layers = [];
+    for (let e = element; e; e = e.parentElement) layers.unshift(rgba(getComputedStyle(e).backgroundColor));
+    return layers.reduce((under, [r, g, b, a]) => [r, g, b].map((v, i) => v * a + under[i] * (1 - a)), [255, 255, 255]) };
+  let worst = 21, text = '';
+  for (const e of document.querySelectorAll('main pre code, main pre code span, main p, main li, main td')) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
+    const [a, b] = [light(rgba(getComputedStyle(e).color).slice(0, 3)), light(behind(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst) { worst = ratio; text = e.textContent.slice(0, 40) } }
+  return [worst, text] }"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_readable(visit, name, scheme):
+    "Text and code keep the contrast that WCAG asks of text; figures go dark with the page and keep their range."
+    page = visit(name, viewport=DESK, color_scheme=scheme)
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(",")[:3])) < 200) == (scheme == "dark"), f"{scheme} page on {paper}"
+    ratio, text = page.evaluate(CONTRAST)
+    assert ratio >= 4.5, f"contrast {ratio:.1f} at {text!r}"
+    figure = page.locator("main figure img:not(.as-is)").first
+    figure.scroll_into_view_if_needed()
+    pixels = np.asarray(Image.open(io.BytesIO(figure.screenshot())).convert("L")) / 255
+    background = np.median(pixels)
+    assert background < 0.3 if scheme == "dark" else background > 0.9
+    assert np.abs(pixels - background).max() > 0.5
+
+
+def test_search_finds_beam_search(visit):
+    page = visit("index.html", viewport=DESK)
+    box = page.locator("input[type=search], #quarto-search input").first
+    box.click()
+    box.press_sequentially("beam search", delay=20)
+    page.wait_for_function("""() => [...document.querySelectorAll('a')].some(
+        a => a.href.includes('04_decoding.html') && a.offsetParent && !a.closest('#quarto-sidebar, main'))""", timeout=5000)
+
+
+def test_sidebar_reaches_every_page(visit):
+    page = visit("index.html", viewport=DESK)
+    links = page.locator("#quarto-sidebar a[href]").evaluate_all("links => links.map(a => a.href)")
+    reached = {unquote(urlsplit(link).path).lstrip("/") or "index.html" for link in links}
+    assert set(PAGES) - {"404.html"} <= reached
+
+
+def test_links_lead_somewhere():
+    assert site.broken_links() == []
