@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = {f.relative_to(ROOT / "nbs").with_suffix("").as_posix(): nbformat.read(f, as_version=4)
              for f in sorted((ROOT / "nbs").rglob("[!.]*.ipynb")) if ".ipynb_checkpoints" not in f.parts}
 CHAPTERS = {name: nb for name, nb in NOTEBOOKS.items() if name[0].isdigit()}
-HEADINGS = ["The check", "The experiment", "Where the code departs from the paper", "Summary", "Exercises", "References"]
+HEADINGS = ["The check", "The experiment", "Where the code departs from the paper", "Summary", "Exercises",
+            "References"]
 every_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 every_chapter = pytest.mark.parametrize("name", CHAPTERS)
 

@@ -31,7 +31,8 @@ def _without_debris(cell) -> None:
 def run(path: Path) -> float:
     "Execute the notebook at `path`, store its outputs, and give the seconds it took. A failing cell stores nothing."
     nb = nbformat.read(path, as_version=4)
-    client = NotebookClient(nb, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(nb, timeout=None, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
+                            resources={"metadata": {"path": str(path.parent)}})
     started = time.perf_counter()
     client.execute()
     seconds = time.perf_counter() - started

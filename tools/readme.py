@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 from nbconvert import MarkdownExporter
 from nbdev.config import get_config
 
@@ -13,7 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def readme() -> str:
     "The home page as Markdown, its links to chapters led to the published site."
     cfg = get_config()
-    text, _ = MarkdownExporter().from_filename(str(ROOT / "nbs" / "index.ipynb"))
+    nb = nbformat.read(ROOT / "nbs" / "index.ipynb", as_version=4)
+    nb.cells = [cell for cell in nb.cells if "google.colab" not in cell.source]  # Colab opens the notebook, not this
+    nb.metadata["language_info"] = {"name": "python"}
+    text, _ = MarkdownExporter().from_notebook_node(nb)
+    text = text.replace("](images/", "](nbs/images/")
     site = f"{cfg.doc_host}{cfg.doc_baseurl}"
     return re.sub(r"\]\((?!https?:|#)([\w/]+)\.ipynb", rf"]({site}/\1.html", text).strip() + "\n"
 
