@@ -89,8 +89,8 @@ class link_names(Processor):
             page = _definitions().get(match[2])
             if page is None:
                 return match[0]
-            target = f"#{match[2]}" if page == here else f"{posixpath.relpath(page, posixpath.dirname(here) or '.')}#{match[2]}"
-            return f"[{match[0]}]({target})"
+            there = "" if page == here else posixpath.relpath(page, posixpath.dirname(here) or ".")
+            return f"[{match[0]}]({there}#{match[2]})"
 
         parts = _FENCE.split(_source(cell))
         cell.source = "".join(part if i % 2 else "\n".join(

@@ -127,7 +127,8 @@ def main() -> int:
     broken = broken_links()
     for line in broken:
         print("broken link:", line, file=sys.stderr)
-    print(f"{len(list(SITE.rglob('*.html')))} pages in {time.perf_counter() - started:.0f} s, {len(broken)} broken links")
+    pages, seconds = len(list(SITE.rglob("*.html"))), time.perf_counter() - started
+    print(f"{pages} pages in {seconds:.0f} s, {len(broken)} broken links")
     return 1 if broken else 0
 
 

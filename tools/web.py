@@ -49,7 +49,7 @@ def browser():
     "A headless Chromium, closed at the end."
     path = chromium()
     if path is None:
-        raise FileNotFoundError("no Chromium found; install one (Debian: apt-get install chromium) or set CHROMIUM to its path")
+        raise FileNotFoundError("no Chromium found; Debian: apt-get install chromium; else set CHROMIUM to its path")
     args = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
             "--disable-sync", "--no-first-run", "--disable-quic"]
     with sync_playwright() as playwright:
