@@ -1,0 +1,174 @@
+"The laboratory's rules: a stored result belongs to the settings that made it, and no accident leaves half of one."
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+from annotated_nlp import lab
+
+ROOT = Path(__file__).resolve().parent.parent
+STORED = sorted((ROOT / "annotated_nlp" / "results").glob("*.json"))
+KEYS = {"name", "device", "hardware", "versions", "commit", "command", "when", "wall_s", "settings", "numbers"}
+FULL, QUICK = dict(steps=400, digits=(1, 9), lr=1e-3), dict(steps=2, digits=(1, 2), lr=1e-3)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    "Results go to an empty folder."
+    monkeypatch.setattr(lab, "_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def full(monkeypatch):
+    monkeypatch.setenv("LAB_RUN", "full")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.delenv("LAB_RUN", raising=False)
+
+
+def make(**changes):
+    return lab.Experiment("demo", full=FULL | changes, quick=QUICK)
+
+
+def test_settings_in_force(folder, monkeypatch):
+    monkeypatch.setenv("LAB_RUN", "full")
+    assert (make().settings.steps, make().settings.digits) == (400, (1, 9))
+    for value in ("", "quick", "1"):
+        monkeypatch.setenv("LAB_RUN", value)
+        assert make().settings.steps == 2
+    monkeypatch.delenv("LAB_RUN")
+    assert make().settings.steps == 2
+
+
+def test_both_settings_need_the_same_keys(folder):
+    with pytest.raises(ValueError, match=r"demo: .*\['lr', 'seed'\]"):
+        lab.Experiment("demo", full=dict(steps=1, lr=1), quick=dict(steps=1, seed=1))
+
+
+def test_full_run_leaves_a_record(folder, full):
+    record = make().save(dict(loss=0.5, curve=(3, 2, 1)))
+    (stored,) = lab.results("demo")
+    assert stored == record and set(stored) == KEYS
+    assert stored["settings"] == dict(steps=400, digits=[1, 9], lr=1e-3)
+    assert stored["numbers"] == dict(loss=0.5, curve=[3, 2, 1])
+    assert [f.name for f in folder.iterdir()] == [f"demo.{stored['device']}.json"]
+
+
+def test_quick_run_writes_nothing(folder, quick):
+    assert make().save(dict(loss=0.5))["numbers"] == dict(loss=0.5)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def stored(folder, monkeypatch):
+    "A result of a full run; then a quick run begins."
+    monkeypatch.setenv("LAB_RUN", "full")
+    make().save(dict(loss=0.5))
+    monkeypatch.delenv("LAB_RUN")
+    (file,) = folder.iterdir()
+    return file
+
+
+def test_unchanged_settings_are_not_stale(stored):
+    assert make().settings.steps == 2  # a tuple in the settings is a list in the file, and equal all the same
+
+
+@pytest.mark.parametrize("changes, named", [
+    (dict(steps=800), "steps was 400, is 800"),
+    (dict(digits=(1, 8)), r"digits was \[1, 9\], is \[1, 8\]"),
+])
+def test_stale_result_is_refused(stored, changes, named):
+    with pytest.raises(lab.StaleResult, match=named) as error:
+        make(**changes)
+    message = str(error.value)
+    assert stored.name in message and "make lab-run NAME=demo" in message and "lr" not in message
+
+
+def test_new_and_removed_settings_are_stale(stored):
+    with pytest.raises(lab.StaleResult, match="seed was None, is 1"):
+        lab.Experiment("demo", full=FULL | dict(seed=1), quick=QUICK | dict(seed=1))
+    with pytest.raises(lab.StaleResult, match="lr was 0.001, is None"):
+        lab.Experiment("demo", full=dict(steps=400, digits=(1, 9)), quick=dict(steps=2, digits=(1, 2)))
+
+
+def test_staleness_is_one_experiment_s_own(stored):
+    lab.Experiment("dem", full=dict(other=1), quick=dict(other=1))
+    lab.Experiment("demo2", full=dict(other=1), quick=dict(other=1))
+
+
+def test_full_run_replaces_a_stale_result(stored, full):
+    make(steps=800).save(dict(loss=0.1))
+    (result,) = lab.results("demo")
+    assert (result["settings"]["steps"], result["numbers"]) == (800, dict(loss=0.1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), object()])
+def test_only_json_values_are_stored(stored, full, bad):
+    before = stored.read_bytes()
+    with pytest.raises((ValueError, TypeError)):
+        make(steps=800).save(dict(loss=bad))
+    assert stored.read_bytes() == before
+
+
+@pytest.mark.parametrize("dies_in", ["write_text", "replace"])
+def test_killed_write_leaves_the_old_result(stored, full, monkeypatch, dies_in):
+    def half(self, text, **kwargs):
+        with open(self, "w", encoding="utf-8") as file:
+            file.write(text[:20])
+        raise KeyboardInterrupt
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    before = stored.read_bytes()
+    monkeypatch.setattr(Path, dies_in, half if dies_in == "write_text" else killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(steps=800).save(dict(loss=0.1))
+    assert stored.read_bytes() == before
+    assert [r["numbers"] for r in lab.results("demo")] == [dict(loss=0.5)]
+
+
+def test_results_of_two_devices_stand_side_by_side(stored):
+    record = json.loads(stored.read_text(encoding="utf-8"))
+    (stored.parent / "demo.zzz.json").write_text(json.dumps(record | dict(device="zzz")), encoding="utf-8")
+    assert [r["device"] for r in lab.results("demo")] == [record["device"], "zzz"]
+
+
+def test_unknown_result_lists_the_known(folder, stored):
+    with pytest.raises(FileNotFoundError, match=r"of 'dem'; results exist for: demo\. Run `make lab-run NAME=dem`"):
+        lab.results("dem")
+    stored.unlink()
+    with pytest.raises(FileNotFoundError, match="none yet"):
+        lab.results("demo")
+
+
+def test_machine_names_hardware_and_versions():
+    import torch
+
+    assert lab.device() == ("cuda" if torch.cuda.is_available() else "cpu")
+    line = lab.machine()
+    assert "\n" not in line and torch.__version__ in line and f"Python {platform.python_version()}" in line
+
+
+# What is stored in this repository
+
+
+def test_every_experiment_has_a_result_and_every_result_its_experiment():
+    notebooks = {f.stem for f in (ROOT / "nbs" / "lab").glob("[!.]*.ipynb")} - {"index"}
+    assert notebooks and {f.name.split(".")[0] for f in STORED} == notebooks
+
+
+@pytest.mark.parametrize("file", STORED, ids=lambda file: file.name)
+def test_stored_result_can_be_run_again(file):
+    "It says on what, by which command, with which settings and from which committed source."
+    record = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    assert set(record) == KEYS
+    assert file.name == f"{record['name']}.{record['device']}.json"
+    assert record["command"] == f"make lab-run NAME={record['name']}"
+    assert all(record[key] for key in ("hardware", "settings", "numbers", "when")) and record["wall_s"] > 0
+    assert {"python", *lab.PACKAGES} <= set(record["versions"])
+    assert len(record["commit"].removesuffix("+changes")) == 40
