@@ -31,8 +31,10 @@ def _exported(cell) -> list[str]:
     for node in ast.parse(_source(cell)).body:
         if isinstance(node, _DEFINITIONS):
             names.append(node.name)
-        elif isinstance(node, ast.Assign):
-            names += [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [name.id for target in targets for name in ast.walk(target)
+                      if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)]
     return [name for name in names if not name.startswith("_")]
 
 
@@ -72,8 +74,9 @@ def _definitions() -> dict[str, str]:
     return {name: pages.pop() for name, pages in found.items() if len(pages) == 1}
 
 
-# A name in backticks, with or without its module and call brackets, that is not already a link's text.
-_NAME = re.compile(r"(?<!\[)(?<!`)`((?:[a-z_0-9]+\.)*([A-Za-z_]\w*))(?:\(\))?`(?!`)(?!\])")
+# What stays as it is (code in double backticks, a link, an image), or a name in backticks, with or without its module
+# and call brackets.
+_NAME = re.compile(r"``+.*?``+|!?\[[^\]]*\]\([^)]*\)|(?<!\[)`(?:[a-z_0-9]+\.)*([A-Za-z_]\w*)(?:\(\))?`(?!\])")
 _FENCE = re.compile(r"(^```.*?^```\s*?$)", re.M | re.S)
 
 
@@ -86,11 +89,11 @@ class link_names(Processor):
         here = Path(self.nb.path_).resolve().relative_to(get_config().nbs_path.resolve()).as_posix()
 
         def link(match):
-            page = _definitions().get(match[2])
+            page = _definitions().get(match[1])
             if page is None:
                 return match[0]
             there = "" if page == here else posixpath.relpath(page, posixpath.dirname(here) or ".")
-            return f"[{match[0]}]({there}#{match[2]})"
+            return f"[{match[0]}]({there}#{match[1]})"
 
         parts = _FENCE.split(_source(cell))
         cell.source = "".join(part if i % 2 else "\n".join(

@@ -66,6 +66,7 @@ class _Links(HTMLParser):
 
 def broken_links(site: Path = SITE) -> list[str]:
     "Internal addresses that lead nowhere: a missing file, or a missing anchor in a page that is there."
+    site = site.resolve()
     pages = {page: _Links(page) for page in site.rglob("*.html")}
     found = []
     for page, parsed in pages.items():
@@ -79,7 +80,7 @@ def broken_links(site: Path = SITE) -> list[str]:
                 target = (base / unquote(parts.path).lstrip("/")).resolve()
                 if target.is_dir():
                     target /= "index.html"
-            if not target.exists():
+            if not target.exists() or not target.is_relative_to(site):
                 found.append(f"{page.relative_to(site)}: {link} (no such file)")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
                 found.append(f"{page.relative_to(site)}: {link} (no such anchor)")

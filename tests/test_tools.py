@@ -1,0 +1,161 @@
+"The machinery behind `make`, on small made notebooks and sites."
+
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from execnb.nbio import dict2nb
+from nbdev.process import NBProcessor
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from tools import chapters, procs, readme, site
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    "A folder of notebooks: `pad` is defined once, `fit` twice; give what a page's cells become."
+    def write(name, *cells):
+        path = tmp_path / f"{name}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        nbformat.write(new_notebook(cells=list(cells)), path)
+        return path
+
+    def process(name, cell, *processors):
+        path = write(name, cell)
+        nb = dict2nb(nbformat.read(path, as_version=4))
+        nb.path_ = path
+        NBProcessor(nb=nb, procs=list(processors)).process()
+        return [cell.source for cell in nb.cells]
+
+    monkeypatch.setattr(procs, "get_config", lambda: SimpleNamespace(nbs_path=tmp_path))
+    procs._definitions.cache_clear()
+    write("01_data", new_code_cell("#| export\ndef pad(): pass\n\n\ndef fit(): pass"))
+    write("02_more", new_code_cell("#| export\ndef fit(): pass"), new_code_cell("def shown(): pass"))
+    yield process
+    procs._definitions.cache_clear()
+
+
+def linked(book, text, name="03_page"):
+    (result,) = book(name, new_markdown_cell(text), procs.link_names)
+    return result
+
+
+@pytest.mark.parametrize("text, link", [
+    ("`pad`", "[`pad`](01_data.ipynb#pad)"),
+    ("See `pad()`, then `data.pad`.", "See [`pad()`](01_data.ipynb#pad), then [`data.pad`](01_data.ipynb#pad)."),
+    ("- a list: `pad`\n", "- a list: [`pad`](01_data.ipynb#pad)\n"),
+    ("```\n`pad`\n```\n`pad`", "```\n`pad`\n```\n[`pad`](01_data.ipynb#pad)"),
+])
+def test_names_become_links(book, text, link):
+    assert linked(book, text) == link
+
+
+def test_links_are_relative_to_the_page(book):
+    assert linked(book, "`pad`", "lab/french") == "[`pad`](../01_data.ipynb#pad)"
+    assert linked(book, "`pad`", "01_data") == "[`pad`](#pad)"
+
+
+@pytest.mark.parametrize("text", [
+    "```python\npad(`x`)\n`pad`\n```", "``a `pad` b``", "# On `pad`", "## `pad`", "[`pad`](https://pytorch.org)",
+    "[as `pad` does](elsewhere.ipynb)", "![a row of `pad` tokens](figure.png)",
+    "`pad(ids)`", "`fit`", "`shown`", "`padding`", "pad",
+], ids=lambda text: text.split("\n")[0])
+def test_everything_else_stays(book, text):
+    "Code, headings, links and images; names that two notebooks define, that none exports, or that are no names."
+    assert linked(book, text) == text
+
+
+def test_anchor_before_each_exported_definition(book):
+    source = """LIMIT, STEP = 3, [i for i in range(3)]
+RATE: float = 0.1
+torch.limit = LIMIT
+def pad(): local = 1
+def _private(): pass
+class Corpus:
+    def method(self): pass"""
+    anchor, code = book("03_page", new_code_cell("#| export\n" + source), procs.show_exported)
+    assert anchor == "".join(f'<a id="{name}"></a>' for name in ("LIMIT", "STEP", "RATE", "pad", "Corpus"))
+    assert code == source
+
+
+@pytest.mark.parametrize("source", ["def pad(): pass", "#| export\ndef _private(): pass", "#| export\nimport torch"])
+def test_no_anchor_without_an_exported_name(book, source):
+    assert len(book("03_page", new_code_cell(source), procs.show_exported)) == 1
+
+
+@pytest.mark.parametrize("source", ["#| hide\nsecret = 1", "#| default_exp data"])
+def test_directives_for_nbdev_alone_are_not_shown(book, source):
+    assert book("03_page", new_code_cell(source), procs.show_exported) in ([], [None])
+
+
+def made_site(folder, **pages):
+    for name, body in pages.items():
+        file = folder / f"{name.replace('__', '/')}.html"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"<html><body>{body}</body></html>", encoding="utf-8")
+    return site.broken_links(folder)
+
+
+def test_whole_links_pass(tmp_path):
+    (tmp_path / "a picture.png").write_bytes(b"")
+    assert made_site(
+        tmp_path,
+        index='<a href="one.html#here"></a><a href="lab/"></a><a href="#"></a><img src="a%20picture.png?v=1">',
+        one='<h2 id="here"></h2><a href="#h%65re"></a><a href="https://x.org/no.html"></a><a href="mailto:a@b"></a>',
+        lab__index='<a href="../one.html#here"></a><a href="/index.html"></a><a name="old"></a><a href="#old"></a>',
+    ) == []
+
+
+@pytest.mark.parametrize("link, why", [
+    ("two.html", "no such file"), ("one.html#there", "no such anchor"), ("#there", "no such anchor"),
+    ("lab/one.html", "no such file"), ("../secret.html", "no such file"), ("/lab", "no such file"),
+])
+def test_broken_links_are_found(tmp_path, link, why):
+    "Also one that leads to a file of this machine beside the site."
+    (tmp_path / "secret.html").write_text("", encoding="utf-8")
+    folder = tmp_path / "site"
+    folder.mkdir()
+    found = made_site(folder, index=f'<a href="{link}"></a>', one='<h2 id="here"></h2>')
+    assert found == [f"index.html: {link} ({why})"]
+
+
+def test_missing_pictures_are_found(tmp_path):
+    assert made_site(tmp_path, index='<img src="gone.png">') == ["index.html: gone.png (no such file)"]
+
+
+def test_outputs_are_stored_without_debris():
+    "Progress bars and warnings go; results stay."
+    warning = new_output("stream", name="stderr", text="warning")
+    printed = new_output("stream", name="stdout", text="a\n10%\r90%\rdone\nb\n")
+    result = new_output("execute_result", data={"text/plain": "3"})
+    cell = new_code_cell("", outputs=[warning, printed, result])
+    chapters._without_debris(cell)
+    assert [output.get("text") for output in cell.outputs] == ["a\ndone\nb\n", None] and cell.outputs[1] == result
+
+
+def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
+    cell = new_code_cell("1 / 0", outputs=[new_output("stream", name="stdout", text="as it was\n")])
+    path = tmp_path / "page.ipynb"
+    nbformat.write(new_notebook(cells=[cell]), path)
+    before = path.read_bytes()
+    with pytest.raises(chapters.CellExecutionError, match="ZeroDivisionError"):
+        chapters.run(path)
+    assert path.read_bytes() == before
+
+
+def test_all_chapters_are_run_in_order():
+    names = [path.relative_to(chapters.NBS).as_posix() for path in chapters.chapters()]
+    assert names[:4] == ["01_data.ipynb", "02_tokenization.ipynb", "03_seq2seq.ipynb", "04_decoding.ipynb"]
+    assert {"api.ipynb", "plots.ipynb", "lab/index.ipynb"} <= set(names)
+
+
+def test_readme_leads_to_the_site(tmp_path, monkeypatch):
+    "Links to notebooks lead to the published pages, pictures to the repository; the rest stays, Colab's cell goes."
+    text = "[a](01_data.ipynb) [b](lab/index.ipynb#rules) [c](http://x.org/y.ipynb) [d](#at) ![e](images/f.svg) `f`"
+    cells = new_markdown_cell("# Title"), new_code_cell('"google.colab" in sys.modules'), new_markdown_cell(text)
+    (tmp_path / "nbs").mkdir()
+    nbformat.write(new_notebook(cells=list(cells)), tmp_path / "nbs" / "index.ipynb")
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "get_config", lambda: SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book"))
+    assert readme.readme() == (
+        "# Title\n\n[a](https://us.org/book/01_data.html) [b](https://us.org/book/lab/index.html#rules) "
+        "[c](http://x.org/y.ipynb) [d](#at) ![e](nbs/images/f.svg) `f`\n")
