@@ -7,7 +7,7 @@ __all__ = ['PAPER', 'INK', 'COLOURS', 'style']
 
 # %% ../nbs/plots.ipynb #3b6fce5e
 import matplotlib as mpl
-from cycler import cycler
+from matplotlib import cycler
 
 # %% ../nbs/plots.ipynb #53ea89dc
 PAPER, INK = "#ffffff", "#222222"
