@@ -6,7 +6,11 @@
 __all__ = ['PACKAGES', 'device', 'machine', 'results', 'StaleResult', 'Experiment']
 
 # %% ../nbs/lab/index.ipynb #3d3a4005
-import json, os, platform, subprocess, time
+import json
+import os
+import platform
+import subprocess
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.resources import files
@@ -78,8 +82,8 @@ class StaleResult(RuntimeError):
 
 
 def _plain(settings: Mapping) -> dict:
-    "Settings as JSON gives them back: tuples become lists."
-    return json.loads(json.dumps(dict(settings)))
+    "Settings or numbers as JSON gives them back: tuples become lists. NaN and infinity raise ValueError."
+    return json.loads(json.dumps(dict(settings), allow_nan=False))
 
 
 class Experiment:
@@ -104,11 +108,13 @@ class Experiment:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."
         for file in sorted(_folder().glob(f"{self.name}.*.json")):
             stored = json.loads(file.read_text(encoding="utf-8"))["settings"]
-            differ = sorted(k for k in stored.keys() | self.full.keys() if stored.get(k) != self.full.get(k))
+            was, now = ({key: repr(settings[key]) if key in settings else "absent" for key in stored | self.full}
+                        for settings in (stored, self.full))
+            differ = sorted(k for k in was if was[k] != now[k])
             if differ:
                 raise StaleResult(
                     f"{file.name} was made with other settings: "
-                    + "; ".join(f"{k} was {stored.get(k)!r}, is {self.full.get(k)!r}" for k in differ)
+                    + "; ".join(f"{k} was {was[k]}, is {now[k]}" for k in differ)
                     + f". Run `make lab-run NAME={self.name}` again, or restore the settings."
                 )
 
@@ -122,7 +128,7 @@ class Experiment:
             wall_s=round(time.perf_counter() - self.started, 1), settings=self.full, numbers=_plain(numbers),
         )
         if self.is_full:
-            text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
             target = _folder() / f"{self.name}.{record['device']}.json"
             # Written beside and renamed, so that a run killed here leaves the old result whole.
             scratch = target.with_suffix(".tmp")

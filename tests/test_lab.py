@@ -89,9 +89,9 @@ def test_stale_result_is_refused(stored, changes, named):
 
 
 def test_new_and_removed_settings_are_stale(stored):
-    with pytest.raises(lab.StaleResult, match="seed was None, is 1"):
+    with pytest.raises(lab.StaleResult, match="seed was absent, is 1"):
         lab.Experiment("demo", full=FULL | dict(seed=1), quick=QUICK | dict(seed=1))
-    with pytest.raises(lab.StaleResult, match="lr was 0.001, is None"):
+    with pytest.raises(lab.StaleResult, match="lr was 0.001, is absent"):
         lab.Experiment("demo", full=dict(steps=400, digits=(1, 9)), quick=dict(steps=2, digits=(1, 2)))
 
 

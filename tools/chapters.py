@@ -22,10 +22,13 @@ def chapters() -> list[Path]:
 
 def _without_debris(cell) -> None:
     "Drop what progress bars and warnings leave on the error stream: the page shows results."
-    cell.outputs = [o for o in cell.get("outputs", []) if not (o.output_type == "stream" and o.name == "stderr")]
-    for output in cell.outputs:
+    kept = []
+    for output in cell.get("outputs", []):
         if output.output_type == "stream":
             output.text = re.sub(r"[^\n]*\r", "", output.text)
+        if output.output_type != "stream" or output.name == "stdout" and output.text.strip():
+            kept.append(output)
+    cell.outputs = kept
 
 
 def run(path: Path) -> float:

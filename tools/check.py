@@ -17,17 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
 
 
-def _generated() -> dict[Path, bytes]:
+def _generated(root: Path) -> dict[Path, bytes]:
     "Everything that is written by a tool and committed: notebooks, package, README."
-    files = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("annotated_nlp/**/*.py"), ROOT / "README.md"]
-    return {f.relative_to(ROOT): f.read_bytes() for f in files if f.exists() and ".ipynb_checkpoints" not in f.parts}
+    files = [*root.glob("nbs/**/*.ipynb"), *root.glob("annotated_nlp/**/*.py"), root / "README.md"]
+    return {f.relative_to(root): f.read_bytes() for f in files if f.exists() and ".ipynb_checkpoints" not in f.parts}
 
 
-def mend(root: Path = ROOT) -> None:
+def mend() -> None:
     "Export the package, clean the notebooks, write the README."
     nbdev_clean()
     nbdev_export()
-    (root / "README.md").write_text(readme.readme(), encoding="utf-8")
+    readme.write()
 
 
 def sync() -> int:
@@ -38,9 +38,8 @@ def sync() -> int:
         shutil.copytree(ROOT, copy, ignore=ignore, symlinks=True)
         subprocess.run([sys.executable, "-m", "tools.check", "mend"], cwd=copy, check=True,
                        env={**os.environ, "PYTHONPATH": str(copy)}, stdout=subprocess.DEVNULL)
-        mended = {f.relative_to(copy): f.read_bytes() for f in
-                  [*copy.glob("nbs/**/*.ipynb"), *copy.glob("annotated_nlp/**/*.py"), copy / "README.md"]}
-    now = _generated()
+        mended = _generated(copy)
+    now = _generated(ROOT)
     differ = sorted(f for f in now.keys() | mended.keys() if now.get(f) != mended.get(f))
     large = [f"{f}: {len(text):,} bytes, the limit is {NOTEBOOK_LIMIT:,}" for f, text in now.items()
              if f.suffix == ".ipynb" and len(text) > NOTEBOOK_LIMIT]

@@ -57,6 +57,14 @@ class show_exported(Processor):
         self.nb.cells[:] = cells
 
 
+def fold_imports(cell):
+    "Fold cells that only import, so that a page begins with its idea."
+    if cell.cell_type == "code" and _source(cell) and "code-fold" not in cell.source:
+        tree = cell.parsed_()
+        if tree and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree):
+            cell.source = f'#| code-fold: true\n#| code-summary: "Imports"\n{cell.source}'
+
+
 @lru_cache(maxsize=1)
 def _definitions() -> dict[str, str]:
     "Exported name -> its notebook, for names that one notebook alone defines."
