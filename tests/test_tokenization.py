@@ -594,6 +594,15 @@ def test_a_vocabulary_smaller_than_the_alphabet(kind, size, needed):
     assert train_tokenizer(texts, needed, kind).get_vocab_size() == needed
 
 
+def test_text_that_spells_a_special_token_is_text():
+    tok = train_tokenizer(CORPUS)
+    assert EOS not in tok.encode("[EOS]").ids and tok.decode(tok.encode("[EOS]").ids) == "[EOS]"
+    loaded = Tokenizer.from_str(tok.to_str())  # the library's default, and what the docstring says of saved files
+    assert loaded.encode("[EOS]").ids == [EOS]
+    loaded.encode_special_tokens = True
+    assert loaded.encode("[EOS]").ids == tok.encode("[EOS]").ids
+
+
 def test_unknown_kind_names_the_known():
     with pytest.raises(
         ValueError, match="kind='unigram' is not known; choose one of word, char, bpe, byte_bpe, wordpiece"
