@@ -24,7 +24,7 @@ PAD, UNK, BOS, EOS = range(4)
 
 # %% ../nbs/02_tokenization.ipynb #7edd5a78
 def count_pairs(words: Mapping[tuple[str, ...], int]) -> Counter[tuple[str, str]]:
-    "How often `b` follows `a` inside words (tuples of symbols) that occur the given number of times."
+    "How often symbol `b` follows `a` in `words`, tuples of symbols with their counts."
     counts = Counter()
     for word, n in words.items():
         for pair in zip(word, word[1:]):
@@ -83,11 +83,11 @@ def learn_merges(
     vocab_size: int,
     min_frequency: int = 2,
 ) -> list[tuple[str, str]]:
-    """Byte-pair encoding's merges (Sennrich et al. 2016, algorithm 1), most frequent pair first.
+    """The merges of byte-pair encoding (Sennrich et al. 2016, algorithm 1), the best pair first.
 
     `words` are tuples of symbols with their counts; `vocab` (symbol -> id) grows in place up to
-    `vocab_size`. Of equally frequent pairs the one with the smaller ids is taken. Ends early when
-    no pair occurs `min_frequency` times.
+    `vocab_size`. Of equally frequent pairs the one with the smaller ids is taken. Ends early
+    when no pair occurs `min_frequency` times.
     """
     pairs = PairCounts(words)
 
@@ -136,9 +136,9 @@ def _checked(texts: Iterable[str]) -> list[str]:
     texts = list(texts)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"texts must hold strings, found {type(text).__name__}: {text!r:.60}")
+            raise TypeError(f"texts must hold strings, not {type(text).__name__}: {text!r:.60}")
     if not any(texts):
-        raise ValueError("texts is empty; a tokenizer needs at least one character to learn from")
+        raise ValueError("texts is empty; a tokenizer needs at least one character")
     return texts
 
 
@@ -157,11 +157,12 @@ def _looked_up(pieces: Mapping[int, str], ids: Iterable[int]) -> list[str]:
     try:
         return [pieces[i] for i in ids]
     except KeyError as error:
-        raise ValueError(f"id {error} is outside the vocabulary of {len(pieces)} pieces") from None
+        message = f"id {error} is outside the vocabulary of {len(pieces)} pieces"
+        raise ValueError(message) from None
 
 # %% ../nbs/02_tokenization.ipynb #730d5463
 class BPE:
-    """Byte-pair encoding (Sennrich et al. 2016, section 3.2) of words that begin with their space.
+    """Byte-pair encoding (Sennrich et al. 2016, section 3.2), words beginning with their space.
 
     `vocab` maps each piece to its id; `merges` lists the joined pairs in the order of learning.
     Characters outside the vocabulary become `[UNK]`.
@@ -180,16 +181,16 @@ class BPE:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2) -> "BPE":
-        """Learn merges until the vocabulary, special tokens included, has `vocab_size` pieces or
-        no pair occurs `min_frequency` times. Raises TypeError where `texts` is one string or holds
-        other things, ValueError for no text and for a `vocab_size` smaller than the alphabet."""
+        """Learn merges until the vocabulary, special tokens included, has `vocab_size` pieces
+        or no pair occurs `min_frequency` times. Raises TypeError where `texts` is one string or
+        holds other things, ValueError for no text or a vocabulary smaller than the alphabet."""
         words = Counter(word for text in _checked(texts) for word in cls.words(text))
         vocab = _first_vocab(cls.alphabet.union(*words), vocab_size)
         spelled = {tuple(word): n for word, n in words.items()}
         return cls(vocab, learn_merges(spelled, vocab, vocab_size, min_frequency))
 
     def split(self, word: str) -> tuple[str, ...]:
-        "The pieces of one word: join neighbours, the merge learned first first, while any applies."
+        "The pieces of one word: as long as any merge applies, the one learned first is made."
         if word not in self.known:
             pieces, never = list(word), len(self.rank)
             while True:
@@ -209,7 +210,8 @@ class BPE:
 
     def decode(self, ids: Iterable[int]) -> str:
         "The text of `ids` without special tokens. Raises ValueError for an unknown id."
-        return self.text(piece for piece in _looked_up(self.pieces, ids) if piece not in SPECIALS)
+        pieces = _looked_up(self.pieces, ids)
+        return self.text(piece for piece in pieces if piece not in SPECIALS)
 
 # %% ../nbs/02_tokenization.ipynb #66bff86a
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -238,7 +240,8 @@ def join_bytes(pieces: Iterable[str]) -> str:
 class ByteLevelBPE(BPE):
     """Byte-pair encoding of UTF-8 bytes (Radford et al. 2019, section 2.2).
 
-    `decode(encode(text)) == text` for every text. With GPT-2's vocabulary and merges it gives GPT-2's ids.
+    `decode(encode(text)) == text` for every text. With GPT-2's vocabulary and merges it gives
+    GPT-2's ids.
     """
 
     alphabet = frozenset(_CHAR_TO_BYTE)
@@ -251,10 +254,11 @@ def _xlogx(x: int) -> float:
 
 
 def likelihood_gain(joined: int, first: int, second: int, total: int) -> float:
-    """The rise of a corpus's unigram log-likelihood, in nats, when `joined` neighbours become one.
+    """The rise of a corpus's unigram log-likelihood, in nats, when neighbours become one symbol.
 
-    `first` and `second` are the counts of the two (different) symbols before, `total` the count of
-    all symbols. The criterion of Schuster and Nakajima (2012) for the simplest language model.
+    `joined` of them do; `first` and `second` are the counts of the two (different) symbols
+    before, `total` that of all symbols. The criterion of Schuster and Nakajima (2012) for the
+    simplest language model.
     """
     before = _xlogx(first) + _xlogx(second) - _xlogx(total)
     after = _xlogx(first - joined) + _xlogx(second - joined) - _xlogx(total - joined)
@@ -263,7 +267,7 @@ def likelihood_gain(joined: int, first: int, second: int, total: int) -> float:
 # %% ../nbs/02_tokenization.ipynb #8f1319e7
 @cache
 def _uncased(char: str) -> str:
-    "What BERT's uncased models see of a character: nothing, a space, or lower case, unaccented."
+    "What BERT's uncased models see: nothing, a space, or lower case without accents."
     if char in "\t\n\r":
         return " "
     if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf", "Co", "Cs"):
@@ -315,8 +319,8 @@ class Piece(NamedTuple):
 class WordPiece:
     """WordPiece of BERT's uncased words (Wu et al. 2016, section 4.1; Devlin et al. 2019).
 
-    `vocab` maps each piece to its id, `[UNK]` among them; pieces that continue a word begin with
-    `##`. Words longer than `max_chars` characters become `[UNK]`.
+    `vocab` maps each piece to its id, `[UNK]` among them; pieces that continue a word begin
+    with `##`. Words longer than `max_chars` characters become `[UNK]`.
     """
 
     def __init__(self, vocab: Mapping[str, int], max_chars: int = 100):
@@ -326,10 +330,12 @@ class WordPiece:
         self.pieces = {i: piece for piece, i in self.vocab.items()}
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2) -> "WordPiece":
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2
+    ) -> "WordPiece":
         """Join the pair with the largest `likelihood_gain` until the vocabulary, special tokens
-        included, has `vocab_size` pieces or no pair that occurs `min_frequency` times would raise
-        the likelihood. Raises TypeError and ValueError as `BPE.train` does."""
+        included, has `vocab_size` pieces or no pair that occurs `min_frequency` times would
+        raise the likelihood. Raises TypeError and ValueError as `BPE.train` does."""
         words = Counter(
             tuple("##" * (i > 0) + char for i, (char, _) in enumerate(word))
             for text in _checked(texts)
@@ -382,7 +388,7 @@ class WordPiece:
         return [piece.id for piece in self.encode_pieces(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The words of `ids`, one space between them: case, accents and spacing are gone for good."
+        "The words of `ids`, one space between them: case, accents and spacing are lost."
         return " ".join(_looked_up(self.pieces, ids)).replace(" ##", "")
 
 # %% ../nbs/02_tokenization.ipynb #9aba00fe
@@ -427,7 +433,7 @@ def train_tokenizer(
     `kind` is "word", "char", "bpe", "byte_bpe" or "wordpiece"; `vocab_size` an upper limit that
     includes the special tokens. None stands for all words or characters, and for 8,000 pieces.
     Pairs seen once stay apart. `encode(text).ids` adds no special tokens and finds none in the
-    text; only `[UNK]` can appear, and never for "byte_bpe". (This setting, `encode_special_tokens`,
+    text; only `[UNK]` can appear, and never for "byte_bpe". (The setting `encode_special_tokens`
     is not part of the file that `save` writes: set it again after loading.) `decode(ids)` gives
     back the text with its spaces, without what was `[UNK]`.
 
@@ -444,7 +450,7 @@ def train_tokenizer(
     settings = {"vocab_size": limit, "special_tokens": SPECIALS, "show_progress": False}
     if kind in ("word", "char"):
         trainer = trainers.WordLevelTrainer(**settings)
-    elif kind == "wordpiece":  # special tokens alone keep their order: the alphabet goes in as such
+    elif kind == "wordpiece":  # only special tokens keep their order: the alphabet goes as such
         settings["special_tokens"] = list(vocab)
         trainer = trainers.WordPieceTrainer(min_frequency=2, **settings)
     else:
