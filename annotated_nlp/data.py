@@ -91,8 +91,9 @@ class Corpus(Sequence[_Row]):
         fields = getattr(self.rows[0], "_fields", ("text",)) if self.rows else ()
         head = "".join(f"<th>{field}</th>" for field in fields)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<p>{html.escape(repr(self))}</p>\n{table}"
+        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        style = "class='dataframe' style='overflow-wrap: anywhere'"
+        return f"<p>{html.escape(repr(self))}</p>\n<table {style}>{table}"
 
 
 def _cell(value: Any) -> str:
@@ -107,7 +108,7 @@ def _key(text: str) -> str:
 
 
 def _ranks(seed: int, keys: Iterable[str]) -> list[float]:
-    """Numbers in [0, 1), each of which depends on `seed` and its key alone: not on machine, run or other keys."""
+    """For each key a number in [0, 1) that depends on key and seed alone: not on machine, run or other keys."""
     texts = (f"{seed}\n{key}".encode("utf-8", "surrogatepass") for key in keys)
     return [int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / 2**48 for text in texts]
 
@@ -118,7 +119,7 @@ def _split_of(rank: float) -> str:
 
 
 def _deal(rows: dict[str, _Row], split: str, seed: int) -> tuple[_Row, ...]:
-    """The rows of one split, given by their keys, in the order of their ranks: any slice is a random sample."""
+    """The rows of one split, in the order of the ranks of their keys: any slice is a random sample."""
     ranked = sorted(zip(_ranks(seed, rows), rows))
     return tuple(rows[key] for rank, key in ranked if _split_of(rank) == split)
 
@@ -270,7 +271,7 @@ def _messages(catalog: gettext.GNUTranslations) -> Iterator[tuple[str, str]]:
 
 
 def _one_target_each(pairs: Iterable[tuple[str, str]]) -> dict[str, Pair]:
-    """Key of the source -> the pair most often seen with it (among equals, the first in the alphabet)."""
+    """Key of the source -> the pair seen most often with it (among equals, the first in the alphabet)."""
     seen: dict[str, Counter[Pair]] = defaultdict(Counter)
     for source, target in pairs:
         seen[_key(source)][Pair(source, target)] += 1
@@ -332,9 +333,9 @@ def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[_Definition]:
             if function or isinstance(child, ast.ClassDef):
                 source = ""
                 if function and not inside:
-                    first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
-                    margin = " " * child.col_offset
-                    source = "\n".join(line.removeprefix(margin) for line in lines[first - 1 : child.end_lineno])
+                    first = min(part.lineno for part in (child, *child.decorator_list))
+                    margin, part = " " * child.col_offset, lines[first - 1 : child.end_lineno]
+                    source = "\n".join(line.removeprefix(margin) for line in part)
                 yield _Definition(child.name, ast.get_docstring(child) or "", source)
             if not isinstance(child, ast.expr):
                 waiting.append((child, inside or function))
@@ -551,9 +552,9 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     """A well-known set from the Hugging Face hub, or from `path`, a local copy of its repository.
 
     `name` is one of multi30k (rows: `Pair`), sst2 (`Labelled`), mnli (`Entailment`), squad (`Question`),
-    conll2003 (`Tagged`), wikitext (paragraphs) and cifar10 (`Image`). Splits are the published ones. Raises
-    ValueError for an unknown name or split, ImportError without `datasets`, ConnectionError when the hub
-    can't be reached, FileNotFoundError when `path` lacks the split.
+    conll2003 (`Tagged`), wikitext (paragraphs) and cifar10 (`Image`, 600 MB of them). Splits are the
+    published ones. Raises ValueError for an unknown name or split, ImportError without `datasets`,
+    ConnectionError when the hub can't be reached, FileNotFoundError when `path` lacks the split.
     """
     _check("hub set", name, HUB)
     repository, config, licence, splits, row = _HUB[name]
@@ -628,7 +629,8 @@ class _Batches:
 
     def _groups(self) -> list[list[int]]:
         """The places of the pairs in each batch of this epoch."""
-        random_numbers = torch.Generator().manual_seed(int(_ranks(self.seed, [f"epoch {self.epoch}"])[0] * 2**48))
+        [rank] = _ranks(self.seed, [f"epoch {self.epoch}"])
+        random_numbers = torch.Generator().manual_seed(int(rank * 2**48))
         order = list(range(len(self.pairs)))
         if self.shuffle:
             order = torch.randperm(len(order), generator=random_numbers).tolist()
