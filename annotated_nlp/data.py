@@ -91,15 +91,15 @@ class Corpus(Sequence[_Row]):
         fields = getattr(self.rows[0], "_fields", ("text",)) if self.rows else ()
         head = "".join(f"<th>{field}</th>" for field in fields)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        style = "class='dataframe' style='overflow-wrap: anywhere'"
-        return f"<p>{html.escape(repr(self))}</p>\n<table {style}>{table}"
+        table = f"<table class='dataframe'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<p>{html.escape(repr(self))}</p>\n{table}"
 
 
 def _cell(value: Any) -> str:
     """A value as a cell of an HTML table, cut to what fits."""
     text = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
-    return f"<td>{html.escape(text if len(text) <= 160 else text[:157] + '...')}</td>"
+    breakable = " style='overflow-wrap: anywhere'" if isinstance(value, str) else ""
+    return f"<td{breakable}>{html.escape(text if len(text) <= 160 else text[:157] + '...')}</td>"
 
 # %% ../nbs/01_data.ipynb #bc396800
 def _key(text: str) -> str:
