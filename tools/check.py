@@ -58,16 +58,16 @@ def test() -> int:
         "chapters": ["nbdev_test", "--n_workers", "2", "--timing", "--do_print"],
         "site": [sys.executable, "-m", "tools.site", "build"],
         "ruff": ["ruff", "check", "annotated_nlp", "tests", "tools", "setup.py"],
-        "pytest": [sys.executable, "-m", "pytest", "-q", "--durations=5"],
+        "pytest": [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--durations=5"],
     }
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    # Two chapters, or two files of tests, run side by side: more threads would only get in each other's way.
+    env = {**os.environ, "OMP_NUM_THREADS": "1",
+           "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     failed, times = [], {}
     for name, command in steps.items():
         print(f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}", flush=True)
         started = time.perf_counter()
-        # Two chapters run side by side on two cores; more threads than that only get in each other's way.
-        threads = {"OMP_NUM_THREADS": "1"} if name == "chapters" else {}
-        if subprocess.run(command, cwd=ROOT, env={**env, **threads}).returncode:
+        if subprocess.run(command, cwd=ROOT, env=env).returncode:
             failed.append(name)
         times[name] = time.perf_counter() - started
     print("\n" + "\n".join(f"{name:>9} {seconds:5.0f} s  {'FAILED' if name in failed else 'ok'}"
