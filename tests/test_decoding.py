@@ -523,13 +523,14 @@ def test_logits_that_are_no_distribution(search, bad):
 
 
 def test_a_dead_hypothesis_may_be_fed_to_a_model_that_breaks_on_it():
-    """Token 2 is impossible; what the model says after it doesn't matter."""
-    def step(ids, state):
-        logits = torch.tensor([0.0, 0.0, -INF]).repeat(len(ids), 1)
-        return torch.where(ids[:, None] == 2, torch.nan, logits), state
+    """Only token 0 is possible, so most of the beam is dead; what the model says after another token doesn't matter."""
 
-    found = beam_search(step, blank(1), starts(1), beam=4, max_new_tokens=2)
-    assert strings(found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    def step(ids, state):
+        logits = torch.tensor([0.0, -INF, -INF, -INF]).repeat(len(ids), 1)
+        return torch.where(ids[:, None] > 0, torch.nan, logits), state
+
+    found = beam_search(step, blank(1), starts(1, 0), beam=4, max_new_tokens=3)
+    assert strings(found) == [(0, 0, 0)] and found.scores.tolist() == [[0.0, -INF, -INF, -INF]]
 
 
 @pytest.mark.parametrize("dtype, score_dtype", [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)])
