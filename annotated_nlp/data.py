@@ -14,6 +14,7 @@ import gettext
 import hashlib
 import html
 import itertools
+import platform
 import random
 import re
 import sysconfig
@@ -198,7 +199,7 @@ def number_words(
     _check("target language", target, sorted(languages))
     _check("source language", source, sorted(languages - _AMBIGUOUS))
     _check("split", split, SPLITS)
-    if not 1 <= digits[0] <= digits[1]:
+    if not (isinstance(digits, Sequence) and len(digits) == 2 and 1 <= digits[0] <= digits[1]):
         raise ValueError(f"digits={digits} must be (shortest, longest) with 1 <= shortest <= longest")
     if not 1 <= per_length <= 50_000:
         raise ValueError(f"per_length={per_length} must lie between 1 and 50,000")
@@ -313,7 +314,7 @@ def interface_strings(
 
 # %% ../nbs/01_data.ipynb #865c8360
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-_PYTHON = f"Python {sysconfig.get_python_version()}"
+_PYTHON = f"Python {platform.python_version()}"
 
 
 class _Definition(NamedTuple):
@@ -371,6 +372,7 @@ def _paragraphs(text: str) -> Iterator[str]:
         block = textwrap.dedent(block if bullet is None else " " * bullet.end() + block[bullet.end() :])
         if not _NOT_PROSE.search(block):
             block = re.sub(r":[\w:]+:`~?([^`]+)`", r"\1", block)  # :func:`name`
+            block = re.sub(r"::(?=\s|$)", ":", block)  # code follows
             block = re.sub(r"(?<!\w)\*{1,2}(?=\S)|(?<=\S)\*{1,2}(?!\w)", "", block)
             yield " ".join(block.translate(_TYPOGRAPHY).split())
 
@@ -453,7 +455,8 @@ def handwritten_digits(*, split: str = "train", seed: int = 0) -> Corpus[Image]:
     ValueError for an unknown split, ImportError without scikit-learn.
     """
     _check("split", split, SPLITS)
-    rows = _deal(_digits(), split, seed)
+    dealt = _deal(_digits(), split, seed)
+    rows = tuple(Image(image.clone(), label) for image, label in dealt)  # the caller may change them
     return Corpus(rows, "handwritten digits", split, _versions("scikit-learn"), "CC BY 4.0")
 
 # %% ../nbs/01_data.ipynb #c2157f7d
@@ -538,14 +541,24 @@ HUB = tuple(_HUB)
 
 # %% ../nbs/01_data.ipynb #7f78d909
 def _local_files(folder: Path, config: str | None, split: str) -> list[str]:
-    """A local copy's files of one split, in the configuration's folder where there is one."""
-    root = folder / config if config and (folder / config).is_dir() else folder
+    """A local copy's files of one split: one file or all its shards, in one folder and format."""
+    inside = config is not None and (folder / config).is_dir()
+    root = folder / config if inside else folder
+    find = root.rglob if inside or config is None else root.glob  # not in other configurations
     names = "validation|valid|val|dev" if split == "validation" else split
     pattern = re.compile(rf"(?:{names})(?:-\d+-of-\d+)?\.(?:parquet|jsonl|json)")
-    files = sorted(str(path) for path in root.rglob("*") if pattern.fullmatch(path.name))
+    files = sorted(path for path in find("*") if pattern.fullmatch(path.name))
     if not files:
         raise FileNotFoundError(f"no .parquet, .jsonl or .json file of split {split!r} in path={str(root)!r}")
-    return files
+    shards = [[int(n) for n in re.findall(r"\d+", path.stem)] or [0, 1] for path in files]
+    whole = shards == [[i, len(files)] for i in range(len(files))]
+    if not whole or len({(path.parent, path.suffix) for path in files}) > 1:
+        found = ", ".join(str(path.relative_to(root)) for path in files)
+        raise ValueError(
+            f"split {split!r} must be in path={str(root)!r} once, as one file or all its shards in "
+            f"one folder and format, not as {found}: add what is missing, remove what is too much"
+        )
+    return [str(path) for path in files]
 
 
 def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> Corpus:
@@ -554,7 +567,8 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     `name` is one of multi30k (rows: `Pair`), sst2 (`Labelled`), mnli (`Entailment`), squad (`Question`),
     conll2003 (`Tagged`), wikitext (paragraphs) and cifar10 (`Image`, 600 MB of them). Splits are the
     published ones. Raises ValueError for an unknown name or split, ImportError without `datasets`,
-    ConnectionError when the hub can't be reached, FileNotFoundError when `path` lacks the split.
+    ConnectionError when the hub can't be reached, FileNotFoundError when `path` lacks the split, ValueError
+    when it has parts of it only, has it twice, or files that can't be read.
     """
     _check("hub set", name, HUB)
     repository, config, licence, splits, row = _HUB[name]
@@ -562,7 +576,7 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     datasets = _require("datasets", "datasets")
     if path is None:
         try:
-            table = datasets.load_dataset(repository, config, split=splits[split])
+            rows = tuple(map(row, datasets.load_dataset(repository, config, split=splits[split])))
         except OSError as error:  # ConnectionError and datasets' own errors derive from it
             raise ConnectionError(
                 f"can't load {repository} from the hub: go online, or pass path= with a local copy"
@@ -570,8 +584,12 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     else:
         files = _local_files(Path(path), config, splits[split])
         kind = "parquet" if files[0].endswith(".parquet") else "json"
-        table = datasets.load_dataset(kind, data_files=files, split="train")
-    rows = tuple(map(row, table))
+        try:
+            rows = tuple(map(row, datasets.load_dataset(kind, data_files=files, split="train")))
+        except Exception as error:  # `datasets` passes on whatever its readers raise
+            raise ValueError(
+                f"can't read rows of {name} from {', '.join(files)}: copy {repository} to path= anew"
+            ) from error
     if name == "wikitext":
         rows = tuple(text for text in rows if text and not re.fullmatch(r"=.*=", text))
     return Corpus(rows, name, split, repository, licence)
@@ -583,7 +601,7 @@ def pad(
     """Sequences of ids as a rectangle, filled with `pad_id` on the right, and its mask (True = real token).
 
     As wide as the longest sequence, or `length`. Raises ValueError for no sequences, an empty sequence, or
-    one longer than `length`.
+    one longer than `length`, TypeError for ids that aren't whole numbers.
     """
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     if len(lengths) == 0:
@@ -599,7 +617,12 @@ def pad(
         )
     mask = torch.arange(width) < rearrange(lengths, "b -> b 1")
     ids = torch.full(mask.shape, pad_id)
-    ids[mask] = torch.tensor(list(itertools.chain.from_iterable(sequences)))
+    tokens = torch.tensor(list(itertools.chain.from_iterable(sequences)))
+    if not tokens.dtype == ids.dtype == torch.int64:
+        raise TypeError(
+            f"sequences and pad_id={pad_id} must be whole numbers, not {tokens.dtype} and {ids.dtype}"
+        )
+    ids[mask] = tokens
     return ids, mask
 
 # %% ../nbs/01_data.ipynb #cbd3eb99

@@ -4,7 +4,10 @@ import ast
 import builtins
 import gettext
 import os
+import platform
 import random
+import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -275,6 +278,7 @@ def test_prose_reads_like_prose():
     rows = [row for split in SPLITS for row in python_prose(split=split)]
     assert sum(map(len, rows)) > 500_000
     assert all(row[0].isupper() and "\n" not in row and ">>>" not in row and "``" not in row for row in rows)
+    assert not [row for row in rows if re.search(r"::(\s|$)", row)], "the mark that code follows"
 
 
 def test_prose_comes_from_the_running_python():
@@ -313,6 +317,11 @@ def test_names_are_the_functions_names():
     assert all(words == words.lower() and words.replace(" ", "").isalnum() for words in rows.values())
 
 
+def test_origin_names_the_running_python():
+    for corpus in (python_prose(), python_code(), docstring_names()):
+        assert corpus.origin == f"Python {platform.python_version()}"
+
+
 def test_library_is_read_and_not_imported():
     assert python_code() and not {"antigravity", "turtle", "this"} & sys.modules.keys()
 
@@ -346,6 +355,18 @@ def test_digits_are_sklearns():
     for image, _ in rows:
         assert image.shape == (8, 8) and image.dtype == torch.float32 and 0 <= image.min() <= image.max() <= 1
     assert sorted(((image * 16).numpy().astype(int).tobytes(), label) for image, label in rows) == expected
+
+
+def test_digits_may_be_changed_without_changing_the_corpus():
+    import io
+
+    image, label = handwritten_digits()[0]
+    before = image.clone()
+    image.zero_()
+    assert torch.equal(handwritten_digits()[0].image, before) and before.any()
+    stream = io.BytesIO()
+    torch.save(handwritten_digits()[0].image, stream)
+    assert stream.tell() < 5000, "one picture, not the array that it is a part of"
 
 
 # missing packages ---------------------------------------------------------------------------------------------------
@@ -457,6 +478,84 @@ def test_hub_finds_the_files_of_one_split(tmp_path, cache):
     assert list(hub("wikitext", path=tmp_path)) == ["one", "two"]
 
 
+def copy_of(folder, files):
+    """A local copy of WikiText's layout: one paragraph a file, its text the file's name."""
+    for file in files:
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame({"text": [file]})
+        table.to_parquet(path) if path.suffix == ".parquet" else table.to_json(path, orient="records", lines=True)
+
+
+@pytest.mark.parametrize("files", [
+    ["data/train-00000-of-00002.parquet"],
+    ["data/train-00001-of-00002.parquet"],
+    ["data/train-00000-of-00003.parquet", "data/train-00002-of-00003.parquet"],
+    ["data/train-00000-of-00001.parquet", "data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+    ["data/train-00000-of-00001.parquet", "old/train-00000-of-00001.parquet"],
+    ["data/train-00000-of-00002.parquet", "old/train-00001-of-00002.parquet"],
+    ["train.parquet", "train.jsonl"],
+    ["train-00000-of-00002.parquet", "train-00001-of-00002.jsonl"],
+    ["train.parquet", "train-00000-of-00001.parquet"],
+])
+def test_hub_refuses_half_a_split_and_two_of_them(files, tmp_path, cache):
+    copy_of(tmp_path, files)
+    with pytest.raises(ValueError, match="split 'train' must be .* once.*" + re.escape(", ".join(sorted(files)))):
+        hub("sst2", path=tmp_path)
+
+
+@pytest.mark.parametrize("other", ["qnli", "cola", "mnli_matched"])
+def test_hub_leaves_other_configurations_alone(other, tmp_path, cache):
+    copy_of(tmp_path, [f"{other}/train-00000-of-00001.parquet"])
+    with pytest.raises(FileNotFoundError, match="no .parquet, .jsonl or .json file of split 'train' in path="):
+        hub("mnli", path=tmp_path)
+    copy_of(tmp_path, ["train-00000-of-00001.parquet"])
+    (tmp_path / "train-00000-of-00001.parquet").unlink()
+    pd.DataFrame([HUB["mnli"][1]]).to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    assert list(hub("mnli", path=tmp_path)) == [HUB["mnli"][2]]
+
+
+@pytest.mark.parametrize("file, content", [
+    ("train.jsonl", b'{"en": "A dog runs.", "de": "Ein Hund rennt."}\n{"en": "A do'),
+    ("train.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+    ("train-00000-of-00001.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+    ("train.jsonl", b""),
+    ("train.jsonl", b'{"english": "A dog runs.", "german": "Ein Hund rennt."}\n'),
+    ("train-00000-of-00001.parquet", pd.DataFrame({"en": [], "de": []}, dtype=str).to_parquet()),
+])
+def test_hub_names_the_file_that_it_cannot_read(file, content, tmp_path, cache):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"can't read rows of multi30k from .*{file}: copy bentrevett/multi30k"):
+        hub("multi30k", path=tmp_path)
+
+
+ONLINE = {  # what the sets' pages on the hub tell one to write: repository, configuration, splits
+    "multi30k": ("bentrevett/multi30k", None, ["train", "validation", "test"]),
+    "sst2": ("stanfordnlp/sst2", None, ["train", "validation"]),
+    "mnli": ("nyu-mll/glue", "mnli", ["train", "validation_matched"]),
+    "squad": ("rajpurkar/squad", "plain_text", ["train", "validation"]),
+    "conll2003": ("lhoestq/conll2003", None, ["train", "validation", "test"]),
+    "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", ["train", "validation", "test"]),
+}
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_hub_asks_for_the_published_split(name, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return [HUB[name][1]]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    repository, config, splits = ONLINE[name]
+    ours = [split for split in SPLITS if split in data._HUB[name].splits]
+    assert [list(hub(name, split=split)) for split in ours] == [[HUB[name][2]]] * len(splits)
+    assert asked == [((repository, config), {"split": split}) for split in splits]
+
+
 def test_hub_refuses():
     with pytest.raises(ValueError, match="unknown hub set 'imdb': choose one of " + ", ".join([*HUB, "cifar10"])):
         hub("imdb")
@@ -501,6 +600,20 @@ def test_pad_is_pytorchs(rows, pad_id, extra):
 def test_pad_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         pad(*arguments, length=2)
+
+
+def test_types_of_arguments_are_named():
+    """The module as users have it, without the type checks that the tests add."""
+    plain = runpy.run_path(data.__file__)
+    for sequences in ([[1.5, 2.0]], [[1], [2.5]], [[True]]):
+        with pytest.raises(TypeError, match="sequences and pad_id=0 must be whole numbers"):
+            plain["pad"](sequences)
+    with pytest.raises(TypeError, match="sequences and pad_id=0.5 must be whole numbers"):
+        plain["pad"]([[1, 2]], 0.5)
+    for digits in ((1, 2, 3), (4,), 5, ()):
+        with pytest.raises(ValueError, match=re.escape(f"digits={digits} must be (shortest, longest)")):
+            plain["number_words"](digits=digits)
+    assert len(plain["number_words"](digits=[1, 1])) == 8
 
 
 def unpadded(batch):
