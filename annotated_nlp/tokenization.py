@@ -126,7 +126,7 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(pieces: Iterable[str]) -> str:
-    "The text that `split_words` cut into `pieces`, or into words that were cut further."
+    "The text that `split_words` cut into `pieces`, or words cut further; each `▁` is a space."
     return "".join(pieces).replace(SPACE, " ").removeprefix(" ")
 
 # %% ../nbs/02_tokenization.ipynb #bf213845
@@ -165,7 +165,8 @@ class BPE:
     """Byte-pair encoding (Sennrich et al. 2016, section 3.2), words beginning with their space.
 
     `vocab` maps each piece to its id; `merges` lists the joined pairs in the order of learning.
-    Characters outside the vocabulary become `[UNK]`.
+    Characters outside the vocabulary become `[UNK]`, and a `▁` in the text returns as a space.
+    Raises ValueError for a vocabulary without `[UNK]` and for merges that don't belong to it.
     """
 
     alphabet = frozenset()  # characters that enter the vocabulary even if the texts lack them
@@ -175,6 +176,11 @@ class BPE:
         if "[UNK]" not in vocab and not (self.alphabet and self.alphabet <= vocab.keys()):
             raise ValueError("vocab has no '[UNK]'; add it, for characters that vocab lacks")
         self.vocab, self.merges = dict(vocab), list(merges)
+        for pair in self.merges:
+            if type(pair) is not tuple or len(pair) != 2 or "".join(pair) not in self.vocab:
+                raise ValueError(
+                    f"merges holds {pair!r}; each must be a tuple of two pieces that vocab has joined"
+                )
         self.pieces = {i: piece for piece, i in self.vocab.items()}
         self.rank = {pair: rank for rank, pair in enumerate(self.merges)}
         self.known = {}  # word -> its pieces, for words met before
@@ -190,7 +196,8 @@ class BPE:
         return cls(vocab, learn_merges(spelled, vocab, vocab_size, min_frequency))
 
     def split(self, word: str) -> tuple[str, ...]:
-        "The pieces of one word: as long as any merge applies, the one learned first is made."
+        """The pieces of one word: as long as any merge applies, the one learned first is made.
+        The time grows with the square of the word's length."""
         if word not in self.known:
             pieces, never = list(word), len(self.rank)
             while True:
@@ -240,8 +247,8 @@ def join_bytes(pieces: Iterable[str]) -> str:
 class ByteLevelBPE(BPE):
     """Byte-pair encoding of UTF-8 bytes (Radford et al. 2019, section 2.2).
 
-    `decode(encode(text)) == text` for every text. With GPT-2's vocabulary and merges it gives
-    GPT-2's ids.
+    `decode(encode(text)) == text` for every text that UTF-8 can write; a lone surrogate raises
+    UnicodeEncodeError. Words are cut by GPT-2's pattern.
     """
 
     alphabet = frozenset(_CHAR_TO_BYTE)
@@ -388,7 +395,8 @@ class WordPiece:
         return [piece.id for piece in self.encode_pieces(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The words of `ids`, one space between them: case, accents and spacing are lost."
+        """The words of `ids`, one space between them: case, accents and spacing are lost. Special
+        tokens are written out, unlike in `BPE.decode`. Raises ValueError for an unknown id."""
         return " ".join(_looked_up(self.pieces, ids)).replace(" ##", "")
 
 # %% ../nbs/02_tokenization.ipynb #9aba00fe
@@ -433,9 +441,10 @@ def train_tokenizer(
     `kind` is "word", "char", "bpe", "byte_bpe" or "wordpiece"; `vocab_size` an upper limit that
     includes the special tokens. None stands for all words or characters, and for 8,000 pieces.
     Pairs seen once stay apart. `encode(text).ids` adds no special tokens and finds none in the
-    text; only `[UNK]` can appear, and never for "byte_bpe". (The setting `encode_special_tokens`
-    is not part of the file that `save` writes: set it again after loading.) `decode(ids)` gives
-    back the text with its spaces, without what was `[UNK]`.
+    text; only `[UNK]` can appear, and never for "byte_bpe"; for "wordpiece" also in place of a
+    word of more than 1,000 characters. (`save`, `pickle` and `deepcopy` lose the setting
+    `encode_special_tokens`: set it again.) `decode(ids)` gives back the text with its spaces,
+    without what was `[UNK]`; for "word", "bpe" and "wordpiece" a `▁` in it becomes a space.
 
     Raises ValueError for an unknown kind, no text, or a vocabulary smaller than the alphabet;
     TypeError where `texts` is a single string or holds something other than strings.
@@ -447,6 +456,8 @@ def train_tokenizer(
     if limit is None:
         limit = 2**31 if kind in ("word", "char") else 8000
     vocab = _first_vocab(_alphabet(texts, kind), limit)
+    # The trainers reserve memory for the limit, but a text has no more pieces than bytes.
+    limit = min(limit, len(vocab) + sum(len(text.encode()) + 1 for text in texts))
     settings = {"vocab_size": limit, "special_tokens": SPECIALS, "show_progress": False}
     if kind in ("word", "char"):
         trainer = trainers.WordLevelTrainer(**settings)

