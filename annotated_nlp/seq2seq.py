@@ -223,8 +223,9 @@ class Seq2Seq(nn.Module):
 
     `attention(query "b n d", keys "b m d", mask "b m") -> (context "b n d", weights "b n m")` lets the decoder look at
     every source state as well, after its recurrence has run; it may be a module with parameters. Raises ValueError for an
-    unknown cell, an odd `d_model` with a bidirectional encoder, wrong shapes, an empty batch, and a source row without
-    any real token (the last on the CPU only, because looking would make a GPU wait: there such a row encodes as zeros).
+    unknown cell, an odd `d_model` with a bidirectional encoder, a `pad_id` outside a vocabulary, wrong shapes, an empty
+    batch, and a source row without any real token (the last on the CPU only, because looking would make a GPU wait:
+    there such a row encodes as zeros).
     """
 
     def __init__(self, config: Seq2SeqConfig, attention: Callable | None = None):
@@ -233,6 +234,8 @@ class Seq2Seq(nn.Module):
         n_directions = 1 + c.bidirectional
         if c.d_model % n_directions:
             raise ValueError(f"d_model={c.d_model} must be even: a bidirectional encoder gives half to each direction")
+        if not 0 <= c.pad_id < min(c.src_vocab_size, c.tgt_vocab_size):
+            raise ValueError(f"pad_id={c.pad_id} must be a token of both vocabularies, {c.src_vocab_size} and {c.tgt_vocab_size}")
         self.config, self.attention, self.n_states = c, attention, cell.n_states
         self.src_embedding = nn.Embedding(c.src_vocab_size, c.d_model, padding_idx=c.pad_id)
         self.tgt_embedding = nn.Embedding(c.tgt_vocab_size, c.d_model, padding_idx=c.pad_id)
@@ -254,9 +257,10 @@ class Seq2Seq(nn.Module):
         self, src: Int[Tensor, "b m"], tgt: Int[Tensor, "b n"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b n v"]:
         """Logits for the token after each of `tgt`, the decoder's input: the target without its last token, BOS first."""
+        state = self.start(src, src_mask)
         if tgt.ndim != 2 or len(tgt) != len(src) or tgt.numel() == 0:
             raise ValueError(f"tgt of shape {tuple(tgt.shape)} must be (b, n), n >= 1, with src's b = {len(src)}")
-        return self._decode(tgt, self.start(src, src_mask))[0]
+        return self._decode(tgt, state)[0]
 
     def step(self, ids: Int[Tensor, "b"], state: Seq2SeqState) -> tuple[Float[Tensor, "b v"], Seq2SeqState]:
         """Consume one token a row: the next token's logits, and the state after it."""
@@ -307,22 +311,23 @@ def _cycle(batches: Iterable) -> Iterator:
 
 # %% ../nbs/03_seq2seq.ipynb #78b86a09
 def fit(model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3, clip: float = 1.0,
-        weight_decay: float = 0.01, seed: int = 0) -> list[float]:
+        weight_decay: float = 0.01, seed: int = 0, on_step: Callable[[int], None] | None = None) -> list[float]:
     """Train with teacher forcing for `steps` updates and return the loss of each, in nats a target token.
 
-    `batches` gives `data.Batch`es and is read again when it ends. The learning rate falls linearly from `lr` to zero.
-    `seed` fixes dropout. Raises ValueError for `steps` below 1 or no batches, FloatingPointError for a loss that is not
-    finite, before the weights are touched.
+    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs to `lr` over the first
+    tenth of the updates and then falls to zero. `seed` fixes dropout; `on_step(n)` is called after update n. Raises ValueError for `steps` below 1 or no batches,
+    FloatingPointError for a loss that is not finite, before it can touch the weights.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     torch.manual_seed(seed)
     device, history, stream = next(model.parameters()).device, [], _cycle(batches)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=steps)
-    model.train()
-    for step in (bar := tqdm(range(steps), leave=False)):
+    ramp = lambda done: min(1, 10 * (done + 1) / steps, (steps - done) / (0.9 * steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, ramp)
+    for step in (bar := tqdm(range(1, steps + 1), leave=False)):
         batch = next(stream).to(device)
+        model.train()
         logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
         loss = sequence_loss(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
         history.append(loss.item())
@@ -334,5 +339,7 @@ def fit(model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3, cl
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{history[-1]:.3f}")
+        if on_step is not None:
+            on_step(step)
     model.eval()
     return history

@@ -24,7 +24,7 @@ PAD, UNK, BOS, EOS = range(4)
 
 # %% ../nbs/02_tokenization.ipynb #7edd5a78
 def count_pairs(words: Mapping[tuple[str, ...], int]) -> Counter[tuple[str, str]]:
-    "How often each two symbols are neighbours, in words (tuples of symbols) that occur `words[word]` times."
+    "How often symbol `b` follows `a` in `words`, tuples of symbols with their counts."
     counts = Counter()
     for word, n in words.items():
         for pair in zip(word, word[1:]):
@@ -33,7 +33,7 @@ def count_pairs(words: Mapping[tuple[str, ...], int]) -> Counter[tuple[str, str]
 
 # %% ../nbs/02_tokenization.ipynb #ff93ec8f
 def merge_pair(word: tuple[str, ...], pair: tuple[str, str], new: str) -> tuple[str, ...]:
-    "`word` with each occurrence of the neighbours `pair`, taken from the left, replaced by the symbol `new`."
+    "`word` with each occurrence of `pair`, taken from the left, replaced by the symbol `new`."
     merged, i = [], 0
     while i < len(word):
         found = word[i : i + 2] == pair
@@ -45,8 +45,8 @@ def merge_pair(word: tuple[str, ...], pair: tuple[str, str], new: str) -> tuple[
 class PairCounts:
     """The pairs of a corpus, kept up to date while symbols are merged.
 
-    `counts[a, b]` is how often symbol `b` follows `a`; `symbols[a]` how often `a` occurs; `words[i]` is a tuple
-    of symbols that occurs `freq[i]` times.
+    `counts[a, b]` is how often symbol `b` follows `a`; `symbols[a]` how often `a` occurs;
+    `words[i]` is a tuple of symbols that occurs `freq[i]` times.
     """
 
     def __init__(self, words: Mapping[tuple[str, ...], int]):
@@ -68,7 +68,7 @@ class PairCounts:
         return pairs
 
     def merge(self, pair: tuple[str, str], new: str) -> set[tuple[str, str]]:
-        "Join every occurrence of `pair` into the symbol `new`; the pairs whose counts have changed."
+        "Join each `pair` into the symbol `new`; gives the pairs whose counts may have changed."
         changed = set()
         for i in sorted(self.where.pop(pair, ())):
             changed.update(self._add(i, -1))
@@ -78,13 +78,16 @@ class PairCounts:
 
 # %% ../nbs/02_tokenization.ipynb #238f43e6
 def learn_merges(
-    words: Mapping[tuple[str, ...], int], vocab: dict[str, int], vocab_size: int, min_frequency: int = 2
+    words: Mapping[tuple[str, ...], int],
+    vocab: dict[str, int],
+    vocab_size: int,
+    min_frequency: int = 2,
 ) -> list[tuple[str, str]]:
-    """Byte-pair encoding's merges (Sennrich et al. 2016, algorithm 1), most frequent pair first.
+    """The merges of byte-pair encoding (Sennrich et al. 2016, algorithm 1), the best pair first.
 
-    `words` are tuples of symbols with their counts; `vocab` (symbol -> id) grows in place up to `vocab_size`.
-    Of equally frequent pairs the one with the smaller ids is taken. Ends early when no pair occurs
-    `min_frequency` times.
+    `words` are tuples of symbols with their counts; `vocab` (symbol -> id) grows in place up to
+    `vocab_size`. Of equally frequent pairs the one with the smaller ids is taken. Ends early
+    when no pair occurs `min_frequency` times.
     """
     pairs = PairCounts(words)
 
@@ -117,12 +120,13 @@ _WORD = pre_tokenizers.Split(Regex(WORD), "isolated")
 
 
 def split_words(text: str) -> list[str]:
-    "`text` cut into words and runs of punctuation, each with the space before it written as `▁`."
-    return [word for word, _ in _WORD.pre_tokenize_str(SPACE + text.replace(" ", SPACE))] if text else []
+    "`text` cut into words and punctuation, each with the space before it written as `▁`."
+    marked = SPACE + text.replace(" ", SPACE) if text else ""
+    return [word for word, _ in _WORD.pre_tokenize_str(marked)]
 
 
 def join_words(pieces: Iterable[str]) -> str:
-    "The text that was cut into `pieces` by `split_words` or further. A `▁` of its own becomes a space."
+    "The text that `split_words` cut into `pieces`, or into words that were cut further."
     return "".join(pieces).replace(SPACE, " ").removeprefix(" ")
 
 # %% ../nbs/02_tokenization.ipynb #bf213845
@@ -132,9 +136,9 @@ def _checked(texts: Iterable[str]) -> list[str]:
     texts = list(texts)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"texts must hold strings, found {type(text).__name__}: {text!r:.60}")
+            raise TypeError(f"texts must hold strings, not {type(text).__name__}: {text!r:.60}")
     if not any(texts):
-        raise ValueError("texts is empty; a tokenizer needs at least one character to learn from")
+        raise ValueError("texts is empty; a tokenizer needs at least one character")
     return texts
 
 
@@ -143,15 +147,24 @@ def _first_vocab(alphabet: Iterable[str], vocab_size: int) -> dict[str, int]:
     vocab = {piece: i for i, piece in enumerate([*SPECIALS, *sorted(alphabet)])}
     if len(vocab) > vocab_size:
         raise ValueError(
-            f"vocab_size={vocab_size} is too small: special tokens and alphabet alone take {len(vocab)}"
+            f"vocab_size={vocab_size} is too small: "
+            f"special tokens and alphabet alone take {len(vocab)}"
         )
     return vocab
 
+
+def _looked_up(pieces: Mapping[int, str], ids: Iterable[int]) -> list[str]:
+    try:
+        return [pieces[i] for i in ids]
+    except KeyError as error:
+        message = f"id {error} is outside the vocabulary of {len(pieces)} pieces"
+        raise ValueError(message) from None
+
 # %% ../nbs/02_tokenization.ipynb #730d5463
 class BPE:
-    """Byte-pair encoding (Sennrich et al. 2016, section 3.2) over words that begin with their space.
+    """Byte-pair encoding (Sennrich et al. 2016, section 3.2), words beginning with their space.
 
-    `vocab` maps each piece to its id; `merges` lists the joined pairs, the one learned first at the front.
+    `vocab` maps each piece to its id; `merges` lists the joined pairs in the order of learning.
     Characters outside the vocabulary become `[UNK]`.
     """
 
@@ -160,7 +173,7 @@ class BPE:
 
     def __init__(self, vocab: Mapping[str, int], merges: Iterable[tuple[str, str]]):
         if "[UNK]" not in vocab and not (self.alphabet and self.alphabet <= vocab.keys()):
-            raise ValueError("vocab has no '[UNK]'; add it, for characters that the vocabulary lacks")
+            raise ValueError("vocab has no '[UNK]'; add it, for characters that vocab lacks")
         self.vocab, self.merges = dict(vocab), list(merges)
         self.pieces = {i: piece for piece, i in self.vocab.items()}
         self.rank = {pair: rank for rank, pair in enumerate(self.merges)}
@@ -168,16 +181,16 @@ class BPE:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2) -> "BPE":
-        """Learn merges from `texts` until the vocabulary, special tokens included, has `vocab_size` pieces or no
-        pair occurs `min_frequency` times. Raises TypeError where `texts` is one string or holds other things,
-        ValueError for no text and for a `vocab_size` smaller than the alphabet."""
+        """Learn merges until the vocabulary, special tokens included, has `vocab_size` pieces
+        or no pair occurs `min_frequency` times. Raises TypeError where `texts` is one string or
+        holds other things, ValueError for no text or a vocabulary smaller than the alphabet."""
         words = Counter(word for text in _checked(texts) for word in cls.words(text))
         vocab = _first_vocab(cls.alphabet.union(*words), vocab_size)
-        merges = learn_merges({tuple(word): n for word, n in words.items()}, vocab, vocab_size, min_frequency)
-        return cls(vocab, merges)
+        spelled = {tuple(word): n for word, n in words.items()}
+        return cls(vocab, learn_merges(spelled, vocab, vocab_size, min_frequency))
 
     def split(self, word: str) -> tuple[str, ...]:
-        "The pieces of one word: joins the neighbours whose merge was learned first until no merge applies."
+        "The pieces of one word: as long as any merge applies, the one learned first is made."
         if word not in self.known:
             pieces, never = list(word), len(self.rank)
             while True:
@@ -191,20 +204,20 @@ class BPE:
 
     def encode(self, text: str) -> list[int]:
         "The ids of `text`."
-        unk = self.vocab.get("[UNK]")
-        return [self.vocab.get(piece, unk) for word in self.words(text) for piece in self.split(word)]
+        pieces = (piece for word in self.words(text) for piece in self.split(word))
+        unknown = self.vocab.get("[UNK]")
+        return [self.vocab.get(piece, unknown) for piece in pieces]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The text of `ids`, special tokens left out. Raises ValueError for an id outside the vocabulary."
-        ids = list(ids)
-        if unknown := [i for i in ids if i not in self.pieces]:
-            raise ValueError(f"id {unknown[0]} is outside the vocabulary of {len(self.pieces)} pieces")
-        return self.text(self.pieces[i] for i in ids if self.pieces[i] not in SPECIALS)
+        "The text of `ids` without special tokens. Raises ValueError for an unknown id."
+        pieces = _looked_up(self.pieces, ids)
+        return self.text(piece for piece in pieces if piece not in SPECIALS)
 
 # %% ../nbs/02_tokenization.ipynb #66bff86a
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _REST = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTE_TO_CHAR = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_REST)}
+BYTE_TO_CHAR = {byte: chr(byte) for byte in _PRINTABLE}
+BYTE_TO_CHAR |= {byte: chr(256 + i) for i, byte in enumerate(_REST)}
 _CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 
 # %% ../nbs/02_tokenization.ipynb #15294ba8
@@ -220,12 +233,16 @@ def split_bytes(text: str) -> list[str]:
 
 def join_bytes(pieces: Iterable[str]) -> str:
     "The text whose bytes the pieces spell; what is no UTF-8 becomes U+FFFD."
-    return bytes(_CHAR_TO_BYTE[char] for char in "".join(pieces)).decode("utf-8", errors="replace")
+    spelled = bytes(_CHAR_TO_BYTE[char] for char in "".join(pieces))
+    return spelled.decode("utf-8", errors="replace")
 
 
 class ByteLevelBPE(BPE):
-    """Byte-pair encoding over the bytes of UTF-8 (Radford et al. 2019, section 2.2): no text is unknown, and
-    `decode(encode(text)) == text`. With GPT-2's vocabulary and merges it gives GPT-2's ids."""
+    """Byte-pair encoding of UTF-8 bytes (Radford et al. 2019, section 2.2).
+
+    `decode(encode(text)) == text` for every text. With GPT-2's vocabulary and merges it gives
+    GPT-2's ids.
+    """
 
     alphabet = frozenset(_CHAR_TO_BYTE)
     words, text = staticmethod(split_bytes), staticmethod(join_bytes)
@@ -237,30 +254,33 @@ def _xlogx(x: int) -> float:
 
 
 def likelihood_gain(joined: int, first: int, second: int, total: int) -> float:
-    """The rise of a corpus's unigram log-likelihood, in nats, when `joined` neighbours become one symbol.
+    """The rise of a corpus's unigram log-likelihood, in nats, when neighbours become one symbol.
 
-    `first` and `second` are the counts of the two (different) symbols before, `total` the count of all symbols.
-    The criterion of Schuster and Nakajima (2012) for the simplest language model.
+    `joined` of them do; `first` and `second` are the counts of the two (different) symbols
+    before, `total` that of all symbols. The criterion of Schuster and Nakajima (2012) for the
+    simplest language model.
     """
-    after = _xlogx(joined) + _xlogx(first - joined) + _xlogx(second - joined) - _xlogx(total - joined)
-    return after - (_xlogx(first) + _xlogx(second) - _xlogx(total))
+    before = _xlogx(first) + _xlogx(second) - _xlogx(total)
+    after = _xlogx(first - joined) + _xlogx(second - joined) - _xlogx(total - joined)
+    return _xlogx(joined) + after - before
 
 # %% ../nbs/02_tokenization.ipynb #8f1319e7
 @cache
 def _uncased(char: str) -> str:
-    "What BERT's uncased models see of one character: nothing, a space, or its lower case without accents."
+    "What BERT's uncased models see: nothing, a space, or lower case without accents."
     if char in "\t\n\r":
         return " "
     if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf", "Co", "Cs"):
         return ""
     if char.isspace():
         return " "
-    return "".join(c.lower() for c in unicodedata.normalize("NFD", char) if unicodedata.category(c) != "Mn")
+    parts = unicodedata.normalize("NFD", char)
+    return "".join(part.lower() for part in parts if unicodedata.category(part) != "Mn")
 
 
 # The ideographs of `tokenizers`; BERT's own code has U+2B820 where this has U+2B920.
-_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
-               (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
+_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+               (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
 
 
 @cache
@@ -272,7 +292,7 @@ def _stands_alone(char: str) -> bool:
 
 # %% ../nbs/02_tokenization.ipynb #98cb5dbb
 def bert_words(text: str) -> list[list[tuple[str, int]]]:
-    "The words of `text` as BERT's uncased models see them: lists of (character, its position in `text`)."
+    "The words that BERT's uncased models see: lists of (character, its position in `text`)."
     words, open_word = [], False
     for position, original in enumerate(text):
         for char in _uncased(original):
@@ -297,25 +317,31 @@ class Piece(NamedTuple):
 
 
 class WordPiece:
-    """WordPiece over BERT's uncased words, longest match first (Wu et al. 2016, section 4.1; Devlin et al. 2019).
+    """WordPiece of BERT's uncased words (Wu et al. 2016, section 4.1; Devlin et al. 2019).
 
-    `vocab` maps each piece to its id; pieces that continue a word begin with `##`, and `[UNK]` is among them.
-    Words longer than `max_chars` characters become `[UNK]`.
+    `vocab` maps each piece to its id, `[UNK]` among them; pieces that continue a word begin
+    with `##`. Words longer than `max_chars` characters become `[UNK]`.
     """
 
     def __init__(self, vocab: Mapping[str, int], max_chars: int = 100):
         if "[UNK]" not in vocab:
-            raise ValueError("vocab has no '[UNK]'; WordPiece needs it for words that it can't cut")
+            raise ValueError("vocab has no '[UNK]'; add it, for words that can't be cut")
         self.vocab, self.max_chars = dict(vocab), max_chars
-        self.tokens = {i: piece for piece, i in self.vocab.items()}
+        self.pieces = {i: piece for piece, i in self.vocab.items()}
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2) -> "WordPiece":
-        """Join the pair with the largest `likelihood_gain` until the vocabulary, special tokens included, has
-        `vocab_size` pieces or no pair that occurs `min_frequency` times would raise the likelihood. Raises
-        TypeError and ValueError as `BPE.train` does."""
-        words = Counter(tuple(char for char, _ in word) for text in _checked(texts) for word in bert_words(text))
-        pairs = PairCounts({(word[0], *("##" + char for char in word[1:])): n for word, n in words.items()})
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, min_frequency: int = 2
+    ) -> "WordPiece":
+        """Join the pair with the largest `likelihood_gain` until the vocabulary, special tokens
+        included, has `vocab_size` pieces or no pair that occurs `min_frequency` times would
+        raise the likelihood. Raises TypeError and ValueError as `BPE.train` does."""
+        words = Counter(
+            tuple("##" * (i > 0) + char for i, (char, _) in enumerate(word))
+            for text in _checked(texts)
+            for word in bert_words(text)
+        )
+        pairs = PairCounts(words)
         vocab = _first_vocab(pairs.symbols, vocab_size)
 
         while len(vocab) < vocab_size:
@@ -323,7 +349,7 @@ class WordPiece:
             gains = {
                 (a, b): likelihood_gain(n, pairs.symbols[a], pairs.symbols[b], total)
                 for (a, b), n in pairs.counts.items()
-                if n >= min_frequency and a != b  # beside itself, a symbol has no separate count for each part
+                if n >= min_frequency and a != b  # two of the same have no counts of their own
             }
             if max(gains.values(), default=0) <= 0:
                 break
@@ -333,7 +359,7 @@ class WordPiece:
         return cls(vocab)
 
     def split(self, word: str) -> tuple[str, ...]:
-        "The pieces of one normalised word: the longest token that it begins with, again and again."
+        "The pieces of one normalised word: the longest that it begins with, again and again."
         pieces, start = (), 0
         while start < len(word) <= self.max_chars:
             mark = "##" if start else ""
@@ -362,11 +388,8 @@ class WordPiece:
         return [piece.id for piece in self.encode_pieces(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The words of `ids` with one space between them: case, accents and the original spacing are gone."
-        ids = list(ids)
-        if unknown := [i for i in ids if i not in self.tokens]:
-            raise ValueError(f"id {unknown[0]} is outside the vocabulary of {len(self.tokens)} pieces")
-        return " ".join(self.tokens[i] for i in ids).replace(" ##", "")
+        "The words of `ids`, one space between them: case, accents and spacing are lost."
+        return " ".join(_looked_up(self.pieces, ids)).replace(" ##", "")
 
 # %% ../nbs/02_tokenization.ipynb #9aba00fe
 KINDS = ("word", "char", "bpe", "byte_bpe", "wordpiece")
@@ -394,37 +417,42 @@ def _untrained(kind: str) -> Tokenizer:
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tok.decoder = decoders.ByteLevel()
     else:  # what split_words and join_words do
-        tok.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
-        tok.pre_tokenizer = _WORD
+        mark = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
         unmark = [decoders.Replace(Regex("^##"), "")] if kind == "wordpiece" else []
         join = [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tok.normalizer, tok.pre_tokenizer = normalizers.Sequence(mark), _WORD
         tok.decoder = decoders.Sequence(unmark + join)
     return tok
 
 # %% ../nbs/02_tokenization.ipynb #2ef856d4
-def train_tokenizer(texts: Iterable[str], vocab_size: int | None = None, kind: str = "bpe") -> Tokenizer:
-    """A `tokenizers.Tokenizer` learned from `texts`, special tokens at ids 0 to 3, the same on every run.
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int | None = None, kind: str = "bpe"
+) -> Tokenizer:
+    """A `tokenizers.Tokenizer` learned from `texts`, special tokens at ids 0 to 3, repeatable.
 
-    `kind` is "word", "char", "bpe", "byte_bpe" or "wordpiece"; `vocab_size` an upper limit that includes the
-    special tokens. None stands for all words or characters, and for 8,000 pieces. Pairs seen once stay apart.
-    `encode(text).ids` adds no special tokens and finds none in the text; only `[UNK]` can appear, and never
-    for "byte_bpe". (This setting, `encode_special_tokens`, is not part of the file that `save` writes: set it
-    again after loading.) `decode(ids)` gives back the text with its spaces, without what was `[UNK]`.
+    `kind` is "word", "char", "bpe", "byte_bpe" or "wordpiece"; `vocab_size` an upper limit that
+    includes the special tokens. None stands for all words or characters, and for 8,000 pieces.
+    Pairs seen once stay apart. `encode(text).ids` adds no special tokens and finds none in the
+    text; only `[UNK]` can appear, and never for "byte_bpe". (The setting `encode_special_tokens`
+    is not part of the file that `save` writes: set it again after loading.) `decode(ids)` gives
+    back the text with its spaces, without what was `[UNK]`.
 
-    Raises ValueError for an unknown kind, no text, or a vocabulary smaller than the alphabet; TypeError where
-    `texts` is a single string or holds something other than strings.
+    Raises ValueError for an unknown kind, no text, or a vocabulary smaller than the alphabet;
+    TypeError where `texts` is a single string or holds something other than strings.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}")
     texts, tok = _checked(texts), _untrained(kind)
-    unlimited = 2**31
-    limit = vocab_size if vocab_size is not None else unlimited if kind in ("word", "char") else 8000
+    limit = vocab_size
+    if limit is None:
+        limit = 2**31 if kind in ("word", "char") else 8000
     vocab = _first_vocab(_alphabet(texts, kind), limit)
     settings = {"vocab_size": limit, "special_tokens": SPECIALS, "show_progress": False}
     if kind in ("word", "char"):
         trainer = trainers.WordLevelTrainer(**settings)
-    elif kind == "wordpiece":  # special tokens alone keep their order, so the alphabet goes in as such
-        trainer = trainers.WordPieceTrainer(min_frequency=2, **settings | {"special_tokens": list(vocab)})
+    elif kind == "wordpiece":  # only special tokens keep their order: the alphabet goes as such
+        settings["special_tokens"] = list(vocab)
+        trainer = trainers.WordPieceTrainer(min_frequency=2, **settings)
     else:
         alphabet = list(vocab)[len(SPECIALS) :]
         trainer = trainers.BpeTrainer(min_frequency=2, initial_alphabet=alphabet, **settings)
