@@ -30,8 +30,9 @@ def scaled_dot_product(
 ) -> tuple[Float[Tensor, "*b n w"], Float[Tensor, "*b n m"]]:
     """softmax(q k^T · scale + bias) v by hand: the output, and the weights before dropout.
 
-    Vaswani et al. 2017, section 3.2.1. `scale` is 1/√k if not given. `mask` is True where a query may attend; -inf in `bias`
-    forbids a pair too. A query that may attend to nothing gets zeros for weights and output.
+    Vaswani et al. 2017, section 3.2.1. `scale` is 1/√k if not given. `mask` is True where a
+    query may attend; -inf in `bias` forbids a pair too. A query that may attend to nothing gets zeros for weights and
+    output.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = einsum(q * scale, k, "... n k, ... m k -> ... n m")
@@ -93,7 +94,7 @@ def _with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> T
 class KVCache:
     """Keys and values of one attention layer for `t` positions, of which the caller knows how many are filled.
 
-    For inference, under `torch.no_grad`. For cross-attention it holds the memory's keys and values (`Attention.remember`).
+    For inference, under `torch.no_grad`. For cross-attention: the memory's keys and values (`Attention.remember`).
     """
 
     k: Float[Tensor, "b h t k"]
@@ -108,7 +109,9 @@ class KVCache:
         """
         stop, room = start + k.shape[2], self.k.shape[2]
         if stop > room:
-            raise ValueError(f"the cache has room for {room} positions, {stop} are needed; make it with max_len={stop} or more")
+            raise ValueError(
+                f"the cache has room for {room} positions, {stop} are needed; make it with max_len={stop} or more"
+            )
         self.k[:, :, start:stop] = k
         self.v[:, :, start:stop] = v
         return self.k[:, :, :stop], self.v[:, :, :stop]
@@ -119,21 +122,29 @@ class KVCache:
 
 # %% ../nbs/05_attention.ipynb #a1e4c55c
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, or cross-attention if `d_memory` is given.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, or cross-attention given `d_memory`.
 
-    `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `bias` is that of the four projections; `dropout` acts on
-    the weights; `causal` hides later positions. Raises ValueError for sizes, masks and calls that don't fit.
+    `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `bias` is that of the four projections; `dropout`
+    acts on the weights; `causal` hides later positions. Raises ValueError for sizes, masks and calls that don't fit.
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, *, d_head: int | None = None, d_memory: int | None = None, bias: bool = True,
-        scale: float | None = None, dropout: float = 0.0, causal: bool = False,
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        d_memory: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
     ):
         super().__init__()
         if d_head is None and d_model % n_heads:
             raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; change one, or give d_head")
         if causal and d_memory is not None:
-            raise ValueError(f"causal=True with d_memory={d_memory}: cross-attention has no future to hide; drop one of them")
+            raise ValueError(f"causal=True with d_memory={d_memory}: cross-attention has no future to hide; drop one")
         self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
         self.scale, self.dropout, self.causal, self.cross = scale, dropout, causal, d_memory is not None
         width = n_heads * self.d_head
@@ -155,8 +166,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
         """Output, and with `need_weights` also the weights (before dropout) of each head.
 
-        `mask` is True where attention is allowed, for keys (b m) or pairs (b n m); with a cache, m counts all positions so
-        far. `x` then holds positions `start`, `start` + 1, ...; a cross-attention's cache replaces `memory`.
+        `mask` is True where attention is allowed, for keys (b m) or pairs (b n m). With a cache, `x` holds positions
+        `start`, `start` + 1, ... and m counts all positions so far; a cross-attention's cache replaces `memory`.
         """
         self._check_call(memory, cache, start)
         if self.cross:
@@ -196,26 +207,26 @@ class Attention(nn.Module):
         if not self.cross and memory is not None:
             raise ValueError("this is self-attention and takes no memory; make it with d_memory=memory's width")
         if start and (cache is None or self.cross):
-            raise ValueError(f"start={start} without a cache of earlier positions; pass cache=new_cache(batch_size, max_len)")
+            raise ValueError(f"start={start} without earlier positions; pass cache=new_cache(batch_size, max_len)")
 
     def _check_mask(self, mask: Tensor | None, b: int, n: int, m: int) -> Tensor | None:
         "The mask with an axis for heads."
         if mask is None:
             return None
         if mask.dtype != torch.bool:
-            raise ValueError(f"mask is {mask.dtype}; it must be boolean, True where attention is allowed: try mask.bool()")
+            raise ValueError(f"mask is {mask.dtype}; it must be boolean, True = may attend: try mask.bool()")
         if mask.shape == (b, m):
             return rearrange(mask, "b m -> b 1 1 m")
         if mask.shape == (b, n, m):
             return rearrange(mask, "b n m -> b 1 n m")
-        raise ValueError(f"mask of shape {tuple(mask.shape)} must be (b, m) = ({b}, {m}) or (b, n, m) = ({b}, {n}, {m})")
+        raise ValueError(f"mask of shape {tuple(mask.shape)} must be (b, m) = {(b, m)} or (b, n, m) = {(b, n, m)}")
 
 # %% ../nbs/05_attention.ipynb #a564d9a8
 @contextmanager
 def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within the block, each forward pass of `model` leaves the weights (b h n m) of all its `Attention` modules in the dict.
+    """Within the block, a forward pass of `model` leaves the weights (b h n m) of each `Attention` in it in the dict.
 
-    Keys are module names. The model must not be compiled. Raises ValueError if it has no `Attention`.
+    Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The model must not be compiled. Raises ValueError if it has no `Attention`.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     if not modules:
@@ -223,12 +234,15 @@ def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     maps, handles = {}, []
     for name, module in modules.items():
 
+        def ask(module, args, kwargs):
+            return args, kwargs | {"need_weights": True}
+
         def keep(module, args, output, name=name):
             maps[name] = output[1].detach()
             return output[0]
 
-        ask = module.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | {"need_weights": True}), with_kwargs=True)
-        handles += [ask, module.register_forward_hook(keep)]
+        handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
+        handles.append(module.register_forward_hook(keep))
     try:
         yield maps
     finally:
@@ -244,9 +258,9 @@ def local_attention(
     mask: Bool[Tensor, "b n"] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "b h n w"]:
-    """Attention to `window` / 2 positions on each side (Beltagy et al. 2020, section 3.1), linear in n; `mask` for keys.
+    """Attention to `window` / 2 positions on each side (Beltagy et al. 2020, section 3.1), linear in n.
 
-    Raises ValueError for a `window` that is not even or below 2.
+    `mask` is True at keys that may be attended to. Raises ValueError for a `window` that is odd or below 2.
     """
     if window < 2 or window % 2:
         raise ValueError(f"window={window} must be even and at least 2: it counts both sides")
@@ -255,7 +269,7 @@ def local_attention(
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
     q = rearrange(F.pad(q, (0, 0, 0, fill)), "b h (c r) k -> (b c) h r k", r=r)
-    k, v = (F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v))  # three blocks of keys, one on each side
+    k, v = (F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v))  # a block and its neighbours
     k, v = (rearrange(x, "b h c k u -> (b c) h u k") for x in (k, v))
     visible = rearrange(F.pad(mask, (r, r + fill)).unfold(1, 3 * r, r), "b c u -> (b c) 1 1 u")
     query, key = torch.arange(r, device=q.device), torch.arange(3 * r, device=q.device) - r

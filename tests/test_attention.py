@@ -433,7 +433,7 @@ def test_state_dict_round_trip():
     (lambda: Attention(8, 4, d_memory=8, causal=True), "cross-attention has no future to hide"),
     (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), "make it with d_memory"),
     (lambda: Attention(8, 4, d_memory=6)(torch.zeros(1, 2, 8)), r"needs memory, or the cache that remember\(memory\) made"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), start=1), r"start=1 without a cache.*new_cache\(batch_size, max_len\)"),
+    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), start=1), r"start=1 without earlier positions.*new_cache\(batch_size, max_len\)"),
     (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 2)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
     (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 3, dtype=torch.bool)), r"mask of shape \(1, 3\) must be \(b, m\) = \(1, 2\)"),
     (lambda: Attention(8, 4)(torch.zeros(1, 3, 8), cache=Attention(8, 4).new_cache(1, 2)), "room for 2 positions, 3 are needed.*max_len=3 or more"),
