@@ -226,7 +226,8 @@ class Attention(nn.Module):
 def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Within the block, a forward pass of `model` leaves the weights (b h n m) of each `Attention` in it in the dict.
 
-    Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The model must not be compiled. Raises ValueError if it has no `Attention`.
+    Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The
+    model must not be compiled. Raises ValueError if it has no `Attention`.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     if not modules:
