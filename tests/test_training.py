@@ -1,0 +1,594 @@
+"Training: one loop against plain PyTorch, runs that are killed, processes that share the work, and the arithmetic of cost."
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from annotated_nlp import training
+from annotated_nlp.data import batches
+from annotated_nlp.training import (
+    CheckpointError,
+    History,
+    Shape,
+    constant,
+    cosine,
+    decay_groups,
+    emissions,
+    energy,
+    fit,
+    inverse_sqrt,
+    linear,
+    load_checkpoint,
+    mfu,
+    peak_rate,
+    save_checkpoint,
+    training_flops,
+    transformer_peak,
+)
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+# The run that most tests share: a small network with dropout on padded sequences. It is a script too, because other
+# processes must make the very same run: `python run.py FOLDER HOW`, killed in the middle where HOW says so.
+RUN = '''
+import json, os, signal, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+from annotated_nlp import training
+from annotated_nlp.data import batches
+
+class Tagger(nn.Module):
+    "Says for each token whether an even number of twos stood up to it."
+    def __init__(self, dropout=0.2, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding, self.rnn = nn.Embedding(8, 16, padding_idx=0), nn.GRU(16, 16, batch_first=True)
+        self.norm, self.dropout, self.head = nn.LayerNorm(16), nn.Dropout(dropout), nn.Linear(16, 2)
+    def forward(self, ids):
+        return self.head(self.dropout(self.norm(self.rnn(self.embedding(ids))[0])))
+
+def token_loss(model, batch):
+    labels = (batch.src == 2).cumsum(1) % 2
+    losses = F.cross_entropy(model(batch.src).flatten(0, 1), labels.flatten(), reduction="none")
+    mask = batch.src_mask.flatten()
+    return (losses * mask).sum() / mask.sum(), mask.sum()
+
+def sequences(n=48):
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 12, (n,), generator=g).tolist()
+    return [(torch.randint(1, 8, (m,), generator=g).tolist(), [1]) for m in lengths]
+
+def run(folder=None, model=None, data=None, loss=token_loss, **settings):
+    model = model or Tagger()
+    history = training.fit(model, data or batches(sequences(), 4), loss, folder=folder,
+                           **dict(steps=30, lr=0.01, warmup=3, save_every=5) | settings)
+    return model, history
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, how = sys.argv[1:]
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    if how == "mid-step":
+        seen = []
+        def deadly(model, batch):
+            seen.append(None)
+            if len(seen) == 27:  # in the second of update 14's two batches
+                die()
+            return token_loss(model, batch)
+        run(folder, loss=deadly, accumulate=2)
+    if how == "mid-write":
+        whole, written = training.save_file, []
+        def half(tensors, path, **kwargs):
+            whole(tensors, path, **kwargs)
+            written.append(path)
+            if len(written) == 6:  # the optimizer's file of the third checkpoint
+                os.truncate(path, os.path.getsize(path) // 2)
+                die()
+        training.save_file = half
+        run(folder, accumulate=2)
+    if how == "slowly":
+        import time
+        run(folder, loss=lambda *a: time.sleep(0.004) or token_loss(*a), accumulate=2, save_every=1)
+    if how == "shared":
+        model, history = run(accumulate=1)
+        assert os.environ["WORLD_SIZE"] == "2" and torch.distributed.get_backend() == "gloo"
+        if os.environ["RANK"] == "0":
+            from safetensors.torch import save_file
+            save_file(dict(model.state_dict()), folder + "/model.safetensors")
+            history.save(folder + "/history.json")
+'''
+exec(compile(RUN, "run.py", "exec"), names := {"__name__": "run"})
+Tagger, token_loss, sequences, run = (names[name] for name in ("Tagger", "token_loss", "sequences", "run"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    "Sums of floats depend on how many threads share them, and the other processes have one."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "run.py"
+    path.write_text(RUN)
+    return path
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(Path(training.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def largest(a, b):
+    return max((x - y).abs().max().item() for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+# Schedules
+
+
+def rates_of(get, steps, **settings):
+    "The factors of a schedule of transformers, from its own scheduler, for updates 0, 1, ..."
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler, rates = get(optimizer, **settings), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("steps, warmup", [(50, 10), (50, 0), (50, 50), (1, 0), (7, 1)])
+def test_schedules_are_those_of_transformers(steps, warmup):
+    "Their loops begin at 0, an update without effect when there is a warm-up, ours at 1."
+    theirs = {constant: (transformers.get_constant_schedule_with_warmup, {}),
+              linear: (transformers.get_linear_schedule_with_warmup, dict(num_training_steps=steps + 1)),
+              cosine: (transformers.get_cosine_schedule_with_warmup, dict(num_training_steps=steps + 1))}
+    if warmup:
+        theirs[inverse_sqrt] = (transformers.get_inverse_sqrt_schedule, {})
+    for ours, (get, more) in theirs.items():
+        expected = rates_of(get, steps + 1, num_warmup_steps=max(1, warmup), **more)[1:]
+        assert [ours(t, steps, warmup) for t in range(1, steps + 1)] == pytest.approx(expected, abs=1e-12)
+        assert min(expected) > 0 and max(expected) == 1
+
+
+def test_paper_schedule():
+    "Vaswani et al. 2017, equation 3, as printed."
+    for t in (1, 100, 4000, 4001, 100_000):
+        assert transformer_peak(512, 4000) * inverse_sqrt(t, 100_000, 4000) == pytest.approx(
+            512**-0.5 * min(t**-0.5, t * 4000**-1.5), rel=1e-12)
+
+
+# The loop
+
+
+def test_equals_plain_pytorch():
+    "The same losses, rates, norms and weights as a loop of PyTorch's own pieces."
+    data = list(batches(sequences(), 4))
+    model = Tagger(dropout=0.0)
+    names = {False: [n for n, p in model.named_parameters() if p.ndim < 2], True: [n for n, p in model.named_parameters() if p.ndim > 1]}
+    share = rates_of(transformers.get_cosine_schedule_with_warmup, 31, num_warmup_steps=5, num_training_steps=31)[1:]
+    optimizer = torch.optim.AdamW([{"params": [model.get_parameter(n) for n in group], "weight_decay": 0.1 * decays}
+                                   for decays, group in names.items()], lr=0.01, fused=False)
+    losses, norms = [], []
+    for t in range(30):
+        optimizer.zero_grad()
+        value = token_loss(model, data[t % len(data)])[0]
+        value.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * share[t]
+        optimizer.step()
+        losses.append(value.item())
+    ours, history = run(model=Tagger(dropout=0.0), data=data, warmup=5, schedule=cosine, clip=0.5, weight_decay=0.1)
+    assert history.loss == pytest.approx(losses, abs=2e-6) and history.norm == pytest.approx(norms, rel=1e-4)
+    assert largest(ours, model) < 1e-5 and min(norms) < 0.5 < max(norms)
+    assert not ours.training and all(p.grad is None for p in ours.parameters()) and "forward" not in vars(ours)
+
+
+def test_learns():
+    _, history = run(steps=200, lr=0.02)
+    assert sum(history.loss[-10:]) < 0.8 * sum(history.loss[:10])
+
+
+@pytest.mark.parametrize("accumulate, size", [(2, 8), (4, 4), (8, 2)])
+def test_accumulation_equals_the_large_batch(accumulate, size):
+    "Batches with different numbers of tokens: all tokens weigh the same."
+    pairs = sequences(32)
+    one, one_history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, 16, shuffle=False, bucket=False), steps=6)
+    many, history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, bucket=False),
+                        steps=6, accumulate=16 // size)
+    assert largest(one, many) < 1e-7 and history.tokens == one_history.tokens
+    assert history.loss == pytest.approx(one_history.loss, rel=1e-6) and history.norm == pytest.approx(one_history.norm, rel=1e-9)
+    unweighted, _ = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, bucket=False),
+                        steps=6, accumulate=16 // size, loss=lambda *a: token_loss(*a)[0])
+    assert largest(one, unweighted) > 1e-4  # the mean of means is another loss
+
+
+def test_norms_and_biases_do_not_decay():
+    model = Tagger()
+    decayed, spared = decay_groups(model, 0.1)
+    named = {id(p): n for n, p in model.named_parameters()}
+    assert {named[id(p)] for p in decayed["params"]} == {"embedding.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "head.weight"}
+    assert spared["weight_decay"] == 0 and len(decayed["params"]) + len(spared["params"]) == len(named)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="unfreeze"):
+        decay_groups(model, 0.1)
+
+
+def test_frozen_parameters_stay():
+    model = Tagger()
+    model.embedding.requires_grad_(False)
+    before = model.embedding.weight.clone()
+    run(model=model, steps=3)
+    assert torch.equal(model.embedding.weight, before) and not same(model, Tagger())
+
+
+def test_precision():
+    "bf16 computes in bf16 and keeps float32 weights; the model's own forward comes back."
+    seen = set()
+    def loss(model, batch):
+        handle = inner.head.register_forward_hook(lambda m, i, o: seen.add(o.dtype))
+        result = token_loss(model, batch)
+        handle.remove()
+        return result
+    inner = Tagger(dropout=0.0)
+    _, half = run(model=inner, loss=loss, precision="bf16")
+    assert seen == {torch.bfloat16} and inner.head.weight.dtype == torch.float32 and "forward" not in vars(inner)
+    _, full = run(model=Tagger(dropout=0.0), precision="fp32")
+    assert half.loss == pytest.approx(full.loss, abs=0.05) and half.loss != full.loss
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled(precision, monkeypatch, tmp_path):
+    "A compiled run follows the plain one, and its checkpoints have the plain names. (Without code generation: seconds, not minutes.)"
+    graphs, compiler = [], torch.compile
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend=backend))
+    def train(**more):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+        return model, fit(model, [torch.ones(2, 4), torch.randn(3, 4)], lambda m, x: m(x).float().square().mean(), steps=6, precision=precision, **more)
+    compiled, history = train(compile=True, folder=tmp_path)
+    plain, expected = train()
+    assert graphs and history.loss == pytest.approx(expected.loss, abs=1e-5 if precision == "fp32" else 0.01)
+    load_checkpoint(tmp_path, plain)
+    assert same(compiled, plain) and "forward" not in vars(compiled)
+
+
+def test_evaluation():
+    modes = []
+    def evaluate(model):
+        modes.append((model.training, torch.is_grad_enabled()))
+        torch.rand(3)  # random numbers used here change nothing
+        return {"score": float(len(modes)), "nothing": math.nan}
+    model, history = run(evaluate=evaluate, evaluate_every=8)
+    assert history.metrics == [{"step": t, "score": i, "nothing": None} for i, t in enumerate((8, 16, 24, 30), 1)]
+    assert set(modes) == {(False, False)} and same(model, run()[0])
+
+
+def test_history(tmp_path):
+    _, history = run(steps=5, evaluate=lambda model: {"score": 1.0})
+    history.save(tmp_path / "history.json")
+    assert History.load(tmp_path / "history.json") == history and "5 updates" in repr(history)
+    assert all(len(column) == 5 for column in (history.lr, history.norm, history.tokens, history.seconds))
+    assert history.tokens_per_second == pytest.approx(sum(history.tokens) / sum(history.seconds))
+    ax = history.plot()
+    assert list(ax.lines[0].get_ydata()) == history.loss and len(ax.lines) == 3
+
+
+# Runs that stop and go on
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped(folder, at, **settings):
+    "A run whose loss function gives up at its call number `at`."
+    calls = []
+    def loss(model, batch):
+        calls.append(None)
+        if len(calls) == at:
+            raise Stop
+        return token_loss(model, batch)
+    with pytest.raises(Stop):
+        run(folder, loss=loss, **settings)
+
+
+def loader(generator=None, shuffle=True):
+    from torch.utils.data import DataLoader
+    return lambda: DataLoader(sequences(20), batch_size=3, shuffle=shuffle, collate_fn=lambda rows: next(iter(batches(rows, 3, shuffle=False))),
+                              generator=torch.Generator().manual_seed(1) if generator else None)
+
+
+def noisy():
+    "Batches that use the global random numbers as they are made, as dynamic masking does."
+    class Noisy:
+        def __iter__(self):
+            for batch in batches(sequences(), 4, shuffle=False):
+                yield batch._replace(src=torch.where(torch.rand(batch.src.shape) < 0.2, 1, batch.src))
+    return Noisy()
+
+
+SOURCES = {"batches": lambda: batches(sequences(), 4), "list": lambda: list(batches(sequences(), 4)), "loader": loader(),
+           "loader with a generator": loader(generator=True), "random while drawn": noisy,
+           "iterator": lambda: (batch for _ in range(9) for batch in batches(sequences(), 4))}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_resumes_with_the_same_data(source, tmp_path):
+    whole, history = run(data=SOURCES[source]())
+    stopped(tmp_path, at=18, data=SOURCES[source]())
+    assert [p.name for p in training._steps(tmp_path)] == ["step-00000010", "step-00000015"]
+    resumed, again = run(tmp_path, model=Tagger(seed=9), data=SOURCES[source]())
+    assert same(whole, resumed) and again.loss == history.loss and again.norm == history.norm
+
+
+def test_finished_run_is_read_and_not_repeated(tmp_path):
+    whole, history = run(tmp_path)
+    def never(model, batch):
+        raise Stop
+    again, read = run(tmp_path, model=Tagger(seed=9), loss=never)
+    assert same(whole, again) and read == history
+
+
+@pytest.mark.parametrize("how", ["mid-step", "mid-write"])
+def test_killed_run_ends_like_the_other(how, script, tmp_path):
+    "SIGKILL, which nothing can catch: bit for bit the same weights, losses and norms."
+    whole, history = run(accumulate=2)
+    done = subprocess.run([sys.executable, script, tmp_path / "run", how], env=environment(), capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = {p.name for p in (tmp_path / "run").iterdir()}
+    assert left == {"step-00000005", "step-00000010"} | ({".step-00000015.part"} if how == "mid-write" else set())
+    resumed, again = run(tmp_path / "run", model=Tagger(seed=9), accumulate=2)
+    assert same(whole, resumed) and again.loss == history.loss and again.norm == history.norm
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"step-00000025", "step-00000030"}
+
+
+def test_killed_again_and_again(script, tmp_path):
+    "At moments that nobody chose, with a checkpoint after every update."
+    folder, rng, kills = tmp_path / "run", random.Random(time.time_ns()), 0
+    folder.mkdir()
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, script, folder, "slowly"], env=environment(), stderr=subprocess.DEVNULL)
+        before = training._steps(folder)
+        while process.poll() is None and training._steps(folder) == before:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.15))
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills
+    resumed, history = run(folder, model=Tagger(seed=9), accumulate=2, save_every=1)
+    whole, expected = run(accumulate=2)
+    assert same(whole, resumed) and history.loss == expected.loss
+
+
+def test_two_processes_equal_one(script, tmp_path):
+    "One process with twice the accumulation has the same global batch: the same losses, dropout included."
+    alone, history = run(accumulate=2)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path, "shared"]
+    done = subprocess.run(command, env=environment() | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = History.load(tmp_path / "history.json")
+    assert shared.tokens == history.tokens and shared.loss == pytest.approx(history.loss, abs=1e-5)
+    from safetensors.torch import load_file
+    weights = load_file(tmp_path / "model.safetensors")
+    assert max((weights[n] - w).abs().max().item() for n, w in alone.state_dict().items()) < 1e-4
+
+
+# Errors lose nothing
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_not_finite(bad, tmp_path):
+    model = Tagger()
+    calls = []
+    def loss(model, batch):
+        calls.append(None)
+        mean, n = token_loss(model, batch)
+        return (mean * bad if len(calls) == 8 else mean), n
+    with pytest.raises(FloatingPointError, match=r"update 8: the loss is (nan|inf).*largest gradients: .*weight.*those after update 7"):
+        run(tmp_path, model=model, loss=loss)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    reference = Tagger()
+    stopped(None, at=8, model=reference)
+    assert same(model, reference) and load_checkpoint(tmp_path, Tagger()).loss
+
+
+def test_gradient_that_is_not_finite():
+    "A finite loss can have an infinite slope; the error names the parameter."
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.bias.zero_()
+    with pytest.raises(FloatingPointError, match="update 1: the loss is .*largest gradients: bias (inf|nan)"):
+        fit(model, [torch.ones(1, 2)], lambda m, x: m(x).mean() + m.bias.abs().sqrt().sum(), steps=2)
+    assert torch.equal(model.bias, torch.zeros(1))
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(steps=0), "steps=0 must be at least 1"), (dict(accumulate=0), "accumulate=0"), (dict(save_every=0), "save_every=0"),
+    (dict(evaluate_every=0), "evaluate_every=0"), (dict(warmup=31), "warmup=31 must lie between 0 and steps=30"),
+    (dict(clip=0.0), "clip=0.0"), (dict(precision="fp16"), "precision='fp16' must be"), (dict(data=iter([])), "ran out after 0"),
+    (dict(data=[torch.zeros(0, 3)]), "batch 0 is empty"), (dict(data=[()]), "batch 0 is empty"),
+    (dict(loss=lambda m, b: (token_loss(m, b)[0], 0)), "counted 0 tokens in batches 0 to 0")])
+def test_bad_settings(settings, message):
+    model = Tagger()
+    with pytest.raises(ValueError, match=message):
+        run(model=model, **settings)
+    assert same(model, Tagger())
+
+
+@pytest.mark.parametrize("result", [3.0, torch.ones(2, requires_grad=True), torch.tensor(1.0)])
+def test_bad_loss(result):
+    with pytest.raises(TypeError, match="must give a scalar tensor"):
+        run(loss=lambda model, batch: result)
+
+
+def test_data_that_run_out_can_be_followed_by_more(tmp_path):
+    some = list(batches(sequences(), 4))
+    with pytest.raises(ValueError, match="ran out after 12"):
+        run(tmp_path, data=iter(some))
+    resumed, _ = run(tmp_path, model=Tagger(seed=9), data=some)
+    assert same(resumed, run(data=some)[0])
+
+
+def test_missing_checkpoint(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+            load_checkpoint(folder, Tagger())
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["truncated", "absent", "other bytes"])
+def test_damaged_checkpoint(file, damage, tmp_path):
+    run(tmp_path, steps=10)
+    newest = training._steps(tmp_path)[-1]
+    if damage == "truncated":
+        os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    elif damage == "absent":
+        (newest / file).unlink()
+    else:
+        (newest / file).write_bytes(b"cos\nsystem\n(S'echo'\ntR.")  # a pickle that would run a command
+    model = Tagger(seed=9)
+    with pytest.raises(CheckpointError, match="step-00000010 is damaged .*the checkpoint before it"):
+        run(tmp_path, model=model, steps=10)
+    assert same(model, Tagger(seed=9)) and len(training._steps(tmp_path)) == 2
+    newest.rename(tmp_path / "away")
+    assert same(run(tmp_path, model=model, steps=10)[0], run(steps=10)[0])  # from the one before
+
+
+def test_foreign_checkpoint(tmp_path):
+    run(tmp_path, steps=10)
+    with pytest.raises(CheckpointError, match="of another run: lr is 0.5 here and 0.01 there"):
+        run(tmp_path, steps=10, lr=0.5)
+    model = nn.Linear(2, 2)
+    with pytest.raises(CheckpointError, match="of another model: .*head.weight is absent here"):
+        load_checkpoint(tmp_path, model)
+    wide = Tagger()
+    wide.head = nn.Linear(16, 3)
+    before = wide.head.weight.clone()
+    with pytest.raises(CheckpointError, match=r"another model: .*head.weight is \(3, 16\) torch.float32 here and \(2, 16\)"):
+        run(tmp_path, steps=10, model=wide)
+    assert torch.equal(wide.head.weight, before) and len(training._steps(tmp_path)) == 2
+
+
+def test_tied_weights_and_buffers(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embedding.weight
+            self.register_buffer("count", torch.tensor([3]))
+            self.register_buffer("mask", torch.ones(3), persistent=False)
+    model, other = Tied(), Tied()
+    other.count += 1
+    optimizer = torch.optim.AdamW(model.parameters())
+    save_checkpoint(tmp_path, model, optimizer, History(loss=[1.0]))
+    load_checkpoint(tmp_path, other)
+    assert same(model, other) and other.head.weight is other.embedding.weight and other.count == 3
+    assert (tmp_path / "step-00000001" / "model.safetensors").stat().st_size < 400
+
+
+def test_checkpoints_are_no_pickles(tmp_path):
+    run(tmp_path, steps=5)
+    (folder,) = training._steps(tmp_path)
+    assert {p.name for p in folder.iterdir()} == {"model.safetensors", "optimizer.safetensors", "state.json"}
+    assert json.loads((folder / "state.json").read_text())["plan"]["lr"] == 0.01
+    for name in ("model", "optimizer"):  # eight bytes of length, then JSON
+        start = (folder / f"{name}.safetensors").read_bytes()
+        assert json.loads(start[8 : 8 + int.from_bytes(start[:8], "little")])
+
+
+# The cost
+
+
+def gpt2(layers=3, d=32, ff=96, vocabulary=50):
+    c = transformers.GPT2Config(vocab_size=vocabulary, n_positions=64, n_embd=d, n_layer=layers, n_head=4, n_inner=ff, attn_implementation="eager")
+    return transformers.GPT2LMHeadModel(c), Shape(vocabulary, d, ff, layers)
+
+
+def bert(layers=2, d=32, ff=128, vocabulary=60):
+    c = transformers.BertConfig(vocab_size=vocabulary, hidden_size=d, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=ff,
+                                attn_implementation="eager")
+    return transformers.BertForMaskedLM(c), Shape(vocabulary, d, ff, layers, extra=d * d)
+
+
+def t5(layers=2, encoder_layers=3, d=32, ff=64, vocabulary=60):
+    c = transformers.T5Config(vocab_size=vocabulary, d_model=d, d_kv=16, num_heads=4, d_ff=ff, num_layers=encoder_layers, num_decoder_layers=layers,
+                              attn_implementation="eager", decoder_start_token_id=0, pad_token_id=0)
+    return transformers.T5ForConditionalGeneration(c), Shape(vocabulary, d, ff, layers, encoder_layers, d_attention=64)
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, t5])
+@pytest.mark.parametrize("n", [8, 33])
+def test_flops_are_those_that_pytorch_counts(make, n):
+    "To the last operation, but for the first layer's inputs, whose gradient goes into embeddings."
+    with torch.device("meta"):
+        model, shape = make()
+        ids = torch.zeros(1, n, dtype=torch.long)
+        inputs = dict(input_ids=ids, labels=ids)
+        source = 0
+        if shape.encoder_layers:
+            source, inputs["input_ids"] = n + 5, torch.zeros(1, n + 5, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(**inputs).loss.backward()
+    assert counter.get_total_flops() == pytest.approx(training_flops(shape, n, source), rel=1e-3)
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, t5])
+def test_matrices_are_those_of_transformers(make):
+    with torch.device("meta"):
+        model, shape = make()
+    beside = ("wpe", "position_embeddings", "token_type", "relative_attention_bias")
+    assert shape.matrices == sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and not any(b in name for b in beside))
+
+
+def test_published_sizes():
+    assert Shape(50257, 12288, 4 * 12288, 96).matrices == pytest.approx(175e9, rel=0.01)  # Brown et al. 2020
+    assert Shape(32128, 1024, 65536, 24, 24, d_attention=128 * 128).matrices == pytest.approx(11e9, rel=0.04)  # Raffel et al. 2020
+    assert Shape(37000, 512, 2048, 6, 6).matrices == pytest.approx(65e6, rel=0.04)  # Vaswani et al. 2017
+
+
+def test_bad_lengths():
+    for target, source, shape in ((0, 0, Shape(9, 8, 8, 1)), (3, 2, Shape(9, 8, 8, 1)), (3, 0, Shape(9, 8, 8, 1, 1))):
+        with pytest.raises(ValueError, match="target="):
+            training_flops(shape, target, source)
+
+
+def test_peak_rates():
+    assert peak_rate("NVIDIA H100 80GB HBM3") == 989e12 and peak_rate("NVIDIA H100 PCIe") == 756e12
+    assert peak_rate("NVIDIA L40S") == 362e12 and peak_rate("NVIDIA L4") == 121e12 and peak_rate("Tesla T4") == 65e12
+    assert peak_rate("NVIDIA A100-SXM4-80GB") == 312e12 and peak_rate("NVIDIA GeForce RTX 4090") == 165e12
+    with pytest.raises(ValueError, match="no peak rate known for 'Abacus'"):
+        peak_rate("Abacus")
+
+
+def test_mfu_of_palm():
+    "Chowdhery et al. 2022, table 3: 46.2% for PaLM at 238.3K tokens/s on 6,144 TPU v4 chips (48 heads of 256, 118 layers, 2,048 tokens)."
+    per_token = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2048
+    assert mfu(per_token, 238.3e3, 6144 * peak_rate("TPU v4")) == pytest.approx(0.462, abs=0.001)
+
+
+@pytest.mark.parametrize("watts, hours, kwh, pounds", [
+    (1415.78, 12, 27, 26), (1515.43, 84, 201, 192), (517.66, 336, 275, 262), (1515.43, 274_120, 656_347, 626_155)])
+def test_table_of_strubell(watts, hours, kwh, pounds):
+    "Strubell et al. 2019, table 3, as printed."
+    assert round(energy(watts, hours)) == kwh and emissions(energy(watts, hours)) == pytest.approx(pounds, abs=0.5)
