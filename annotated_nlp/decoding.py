@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Step', 'State', 'Decoded', 'greedy', 'Beams', 'beam_search', 'filter_logits', 'sample']
 
-# %% ../nbs/04_decoding.ipynb #f9d4cfd5
+# %% ../nbs/04_decoding.ipynb #b69c15b4
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# %% ../nbs/04_decoding.ipynb #b588c543
+# %% ../nbs/04_decoding.ipynb #cb059358
 @runtime_checkable
 class State(Protocol):
     """What a model remembers of the tokens fed so far, one row a hypothesis.
@@ -30,7 +30,7 @@ class State(Protocol):
 
 Step = Callable[[Int[Tensor, "b"], State], tuple[Float[Tensor, "b v"], State]]  # feed a token a row: next logits, state
 
-# %% ../nbs/04_decoding.ipynb #f9ac94e7
+# %% ../nbs/04_decoding.ipynb #1be7218f
 class Decoded(NamedTuple):
     """One sequence for each row of a batch."""
 
@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
     scores: Float[Tensor, "b"]  # sums of natural log-probabilities under the model, the stop token's included
     lengths: Int[Tensor, "b"]  # number of new tokens, the stop token included
 
-# %% ../nbs/04_decoding.ipynb #1975b984
+# %% ../nbs/04_decoding.ipynb #bb9699e3
 def _positive(**counts: int) -> None:
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -71,7 +71,7 @@ def _log_probs(step: Step, ids: Int[Tensor, "b"], state: State) -> tuple[Float[T
         )
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)), state
 
-# %% ../nbs/04_decoding.ipynb #c6ec75ab
+# %% ../nbs/04_decoding.ipynb #58c39bd1
 def _left_to_right(
     step: Step,
     state: State,
@@ -104,7 +104,7 @@ def _left_to_right(
     _refuse(scores.isnan())
     return Decoded(ids[:, :n], scores, lengths)
 
-# %% ../nbs/04_decoding.ipynb #560a22f7
+# %% ../nbs/04_decoding.ipynb #97954ed4
 @torch.no_grad()
 def greedy(
     step: Step,
@@ -124,7 +124,7 @@ def greedy(
     """
     return _left_to_right(step, state, start, lambda log_probs: log_probs.argmax(-1), max_new_tokens, stop_id, pad_id)
 
-# %% ../nbs/04_decoding.ipynb #fcbf9c21
+# %% ../nbs/04_decoding.ipynb #a43d9662
 def _best(scores: Float[Tensor, "b c"], n: int) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """The `n` best of each row and their places, best first; of equals, the first."""
     least = scores.topk(n).values[:, -1:]
@@ -139,7 +139,7 @@ def _take(x: Tensor, index: Int[Tensor, "b k"]) -> Tensor:
     """Row i of the result is `x[i, index[i]]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
-# %% ../nbs/04_decoding.ipynb #adb684a9
+# %% ../nbs/04_decoding.ipynb #0d87633d
 class Beams(NamedTuple):
     """The `k` best hypotheses found for each row of a batch, best first."""
 
@@ -147,7 +147,7 @@ class Beams(NamedTuple):
     scores: Float[Tensor, "b k"]  # sums of natural log-probabilities; -inf where there is no hypothesis
     lengths: Int[Tensor, "b k"]  # number of new tokens, the stop token included; 0 where there is no hypothesis
 
-# %% ../nbs/04_decoding.ipynb #4a7f927f
+# %% ../nbs/04_decoding.ipynb #88d8a009
 @torch.no_grad()
 def beam_search(
     step: Step,
@@ -218,7 +218,7 @@ def beam_search(
     ids = ids.masked_fill(empty[:, :, None], pad_id)[:, :, : lengths.max() if b else 0]
     return Beams(ids, scores.masked_fill(empty, -math.inf), lengths)
 
-# %% ../nbs/04_decoding.ipynb #797f2895
+# %% ../nbs/04_decoding.ipynb #069fe06a
 def filter_logits(
     logits: Float[Tensor, "b v"],
     *,
@@ -249,7 +249,7 @@ def filter_logits(
         falling = falling.masked_fill(probs.cumsum(-1) - probs >= top_p, -math.inf)
     return torch.empty_like(logits).scatter_(-1, order, falling)
 
-# %% ../nbs/04_decoding.ipynb #86a7192d
+# %% ../nbs/04_decoding.ipynb #7c8159f7
 @torch.no_grad()
 def sample(
     step: Step,
