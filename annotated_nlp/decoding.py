@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Step', 'State', 'Decoded', 'greedy', 'Beams', 'beam_search', 'filter_logits', 'sample']
 
-# %% ../nbs/04_decoding.ipynb #b69c15b4
+# %% ../nbs/04_decoding.ipynb #1e7db34a
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,30 +15,32 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# %% ../nbs/04_decoding.ipynb #cb059358
+# %% ../nbs/04_decoding.ipynb #3a3b9b84
 @runtime_checkable
 class State(Protocol):
     """What a model remembers of the tokens fed so far, one row a hypothesis.
 
-    A decoder uses a state once, to step or to reorder, so an implementation may write in place, as a cache does.
+    A decoder uses a state once, to step or to reorder, so an implementation may write in
+    place, as a cache does.
     """
 
     def reorder(self, index: Int[Tensor, "r"]) -> "State":
-        """The state whose row `i` is row `index[i]` of this one; rows may repeat, or be missing."""
+        """The state whose row i is this one's row `index[i]`; rows may repeat or be missing."""
         ...
 
 
-Step = Callable[[Int[Tensor, "b"], State], tuple[Float[Tensor, "b v"], State]]  # feed a token a row: next logits, state
+# Feed one token a row; get the logits of the next, and the state after it.
+Step = Callable[[Int[Tensor, "b"], State], tuple[Float[Tensor, "b v"], State]]
 
-# %% ../nbs/04_decoding.ipynb #1be7218f
+# %% ../nbs/04_decoding.ipynb #d0be3536
 class Decoded(NamedTuple):
     """One sequence for each row of a batch."""
 
     ids: Int[Tensor, "b n"]  # new tokens, the stop token included, then `pad_id`
-    scores: Float[Tensor, "b"]  # sums of natural log-probabilities under the model, the stop token's included
+    scores: Float[Tensor, "b"]  # sums of natural log-probabilities, the stop token's included
     lengths: Int[Tensor, "b"]  # number of new tokens, the stop token included
 
-# %% ../nbs/04_decoding.ipynb #bb9699e3
+# %% ../nbs/04_decoding.ipynb #8192af73
 def _positive(**counts: int) -> None:
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -48,30 +50,34 @@ def _positive(**counts: int) -> None:
 def _check_start(start: Tensor) -> None:
     if start.ndim != 1 or start.is_floating_point():
         raise ValueError(
-            f"start must hold one token id a row, shape (b,), got {start.dtype} of shape {tuple(start.shape)}; of a "
-            "longer prompt, all tokens but the last belong into the state"
+            f"start must hold one token id a row, shape (b,), got {start.dtype} of shape "
+            f"{tuple(start.shape)}; of a longer prompt, feed all but the last token beforehand"
         )
 
 
 def _refuse(broken: Bool[Tensor, "..."]) -> None:
     if broken.any():
         raise ValueError(
-            f"step gave no distribution in batch row {int(broken.nonzero()[0, 0])}: logits with NaN or +inf, or -inf "
-            "for every token; look for an overflow in the model or a mask that forbids everything"
+            f"step gave no distribution in batch row {int(broken.nonzero()[0, 0])}: logits with "
+            "NaN or +inf, or -inf for every token; look for an overflow in the model or a mask "
+            "that forbids everything"
         )
 
-
-def _log_probs(step: Step, ids: Int[Tensor, "b"], state: State) -> tuple[Float[Tensor, "b v"], State]:
+# %% ../nbs/04_decoding.ipynb #e18eb33f
+def _log_probs(
+    step: Step, ids: Int[Tensor, "b"], state: State
+) -> tuple[Float[Tensor, "b v"], State]:
     """Feed one token a row; the next token's log-probabilities, in float32 at least."""
     logits, state = step(ids, state)
     if logits.ndim != 2 or len(logits) != len(ids):
         raise ValueError(
-            f"step must return logits of shape ({len(ids)}, vocabulary), got {tuple(logits.shape)}; "
-            "a model that returns every position needs [:, -1]"
+            f"step must return logits of shape ({len(ids)}, vocabulary), got "
+            f"{tuple(logits.shape)}; a model that returns every position needs [:, -1]"
         )
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)), state
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.log_softmax(-1, dtype=dtype), state
 
-# %% ../nbs/04_decoding.ipynb #58c39bd1
+# %% ../nbs/04_decoding.ipynb #5a94bd80
 def _left_to_right(
     step: Step,
     state: State,
@@ -85,7 +91,8 @@ def _left_to_right(
     _check_start(start)
     _positive(max_new_tokens=max_new_tokens)
     ids = torch.full((len(start), max_new_tokens), pad_id, device=start.device)
-    lengths, scores = torch.zeros_like(start, dtype=torch.long), torch.zeros_like(start, dtype=torch.float32)
+    lengths = torch.zeros_like(start, dtype=torch.long)
+    scores = torch.zeros_like(start, dtype=torch.float32)
     running = torch.ones_like(start, dtype=torch.bool)
     token, n = start, 0
     while n < max_new_tokens and len(start):
@@ -104,7 +111,7 @@ def _left_to_right(
     _refuse(scores.isnan())
     return Decoded(ids[:, :n], scores, lengths)
 
-# %% ../nbs/04_decoding.ipynb #97954ed4
+# %% ../nbs/04_decoding.ipynb #3b515ad8
 @torch.no_grad()
 def greedy(
     step: Step,
@@ -117,19 +124,27 @@ def greedy(
 ) -> Decoded:
     """Take the most probable token at every step; of equals, the one with the lowest id.
 
-    `start` holds each row's last token that is not yet in `state`: [BOS] for a translator, the prompt's last token for
-    a language model. A row ends with `stop_id` or after `max_new_tokens` tokens; after its end it is fed
-    `pad_id`, which must be an id that the model knows. Raises ValueError for a bad `start`, for `max_new_tokens` below 1 and for logits
-    that are no distribution.
+    `start` holds each row's last token that is not yet in `state`: [BOS] for a translator, the
+    prompt's last token for a language model. A row ends with `stop_id` or after
+    `max_new_tokens` tokens; after its end it is fed `pad_id`, which must be an id that the
+    model knows. Raises ValueError for a bad `start`, for `max_new_tokens` below 1 and for
+    logits that are no distribution.
     """
-    return _left_to_right(step, state, start, lambda log_probs: log_probs.argmax(-1), max_new_tokens, stop_id, pad_id)
 
-# %% ../nbs/04_decoding.ipynb #a43d9662
-def _best(scores: Float[Tensor, "b c"], n: int) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
+    def pick(log_probs: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
+        return log_probs.argmax(-1)
+
+    return _left_to_right(step, state, start, pick, max_new_tokens, stop_id, pad_id)
+
+# %% ../nbs/04_decoding.ipynb #f111128b
+def _best(
+    scores: Float[Tensor, "b c"], n: int
+) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """The `n` best of each row and their places, best first; of equals, the first."""
     least = scores.topk(n).values[:, -1:]
-    earlier = torch.arange(scores.shape[1], 0, -1, dtype=torch.int32, device=scores.device)  # the first counts most
-    rank = torch.where(scores > least, earlier + len(earlier), earlier * (scores == least))
+    c = scores.shape[1]
+    early = torch.arange(c, 0, -1, dtype=torch.int32, device=scores.device)  # c for the first
+    rank = torch.where(scores > least, early + c, early * (scores == least))
     places = rank.topk(n).indices.sort().values
     values, order = scores.take_along_dim(places, 1).sort(dim=1, descending=True, stable=True)
     return values, places.take_along_dim(order, 1)
@@ -139,15 +154,15 @@ def _take(x: Tensor, index: Int[Tensor, "b k"]) -> Tensor:
     """Row i of the result is `x[i, index[i]]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
-# %% ../nbs/04_decoding.ipynb #0d87633d
+# %% ../nbs/04_decoding.ipynb #08d2a366
 class Beams(NamedTuple):
     """The `k` best hypotheses found for each row of a batch, best first."""
 
     ids: Int[Tensor, "b k n"]  # new tokens, the stop token included, then `pad_id`
-    scores: Float[Tensor, "b k"]  # sums of natural log-probabilities; -inf where there is no hypothesis
-    lengths: Int[Tensor, "b k"]  # number of new tokens, the stop token included; 0 where there is no hypothesis
+    scores: Float[Tensor, "b k"]  # sums of natural log-probabilities; -inf: no hypothesis
+    lengths: Int[Tensor, "b k"]  # new tokens, the stop token included; 0: no hypothesis
 
-# %% ../nbs/04_decoding.ipynb #88d8a009
+# %% ../nbs/04_decoding.ipynb #887a74b5
 @torch.no_grad()
 def beam_search(
     step: Step,
@@ -160,22 +175,24 @@ def beam_search(
     pad_id: int = 0,
     length_penalty: float = 0.0,
 ) -> Beams:
-    """Keep the `beam` best hypotheses at every step; results best first by score / length ** `length_penalty`.
+    """Keep the `beam` best hypotheses at every step.
 
-    Arguments as in `greedy`. Of the 2 `beam` best continuations, those that end count as finished if they are among the
-    first `beam`, and the first `beam` of the others live on. A sentence is done when no live hypothesis can still beat
-    the worst of its `beam` finished ones; at `max_new_tokens` the live ones count as finished. With penalty 0,
-    `beam` 1 is greedy decoding. Equal to `transformers`' generate with `early_stopping="never"`. Length: Wu et al. 2016, section 7.
-    Raises ValueError as `greedy` does, and for `beam` below 1 or a negative `length_penalty`.
+    Results are best first by score / length ** `length_penalty`. Arguments as in `greedy`. Of
+    the 2 `beam` best continuations, those that end count as finished if they are among the
+    first `beam`; the first `beam` of the others live on. A sentence is done when no live
+    hypothesis can still beat the worst of its `beam` finished ones; at `max_new_tokens` the
+    live ones count as finished. With penalty 0, `beam` 1 is greedy decoding. Equal to
+    `transformers`' generate with `early_stopping="never"`. Length: Wu et al. 2016, section 7.
+    Raises ValueError as `greedy` does, for `beam` below 1 and for a negative `length_penalty`.
     """
     _check_start(start)
     _positive(beam=beam, max_new_tokens=max_new_tokens)
     if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty!r}")
+        raise ValueError(f"length_penalty must be finite, at least 0, got {length_penalty!r}")
     b, rows = len(start), torch.arange(len(start), device=start.device)
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)
     live_scores = torch.full((b, beam), -math.inf, device=start.device)
-    ended = live_scores, live_scores, torch.zeros_like(live_ids[:, :, 0]), live_ids  # values, scores, lengths, ids
+    ended = live_scores, live_scores, torch.zeros_like(live_ids[:, :, 0]), live_ids
     live_scores = live_scores.index_fill(1, rows.new_zeros(1), 0.0)
     broken = torch.zeros_like(rows, dtype=torch.bool)
     token = repeat(start, "b -> (b k)", k=beam)
@@ -195,7 +212,7 @@ def beam_search(
         if stop_id is not None:
             ends |= token == stop_id
         values = (scores / n**length_penalty).masked_fill(~ends, -math.inf)
-        new = values, scores, torch.full_like(token, n), ids
+        new = values, scores, torch.full_like(token, n), ids  # the order of `ended` throughout
         ended = [torch.cat([old, x[:, :beam]], 1) for old, x in zip(ended, new)]
         _, order = _best(ended[0], beam)
         ended = [_take(x, order) for x in ended]
@@ -218,7 +235,7 @@ def beam_search(
     ids = ids.masked_fill(empty[:, :, None], pad_id)[:, :, : lengths.max() if b else 0]
     return Beams(ids, scores.masked_fill(empty, -math.inf), lengths)
 
-# %% ../nbs/04_decoding.ipynb #069fe06a
+# %% ../nbs/04_decoding.ipynb #07aaf3e0
 def filter_logits(
     logits: Float[Tensor, "b v"],
     *,
@@ -226,19 +243,24 @@ def filter_logits(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Float[Tensor, "b v"]:
-    """Logits over `temperature`, shifted to a maximum of 0; -inf outside the `top_k` best and the nucleus of `top_p`.
+    """Logits over `temperature`, with -inf for every token that may not be drawn.
 
-    The nucleus is the smallest set of most probable tokens whose probability, after temperature and `top_k`, reaches
-    `top_p`; of equals the lower ids stay. Top-k: Fan et al. 2018; nucleus: Holtzman et al. 2020, section 3.1.
-    Raises ValueError for `temperature` not above 0, `top_k` below 1 and `top_p` outside (0, 1].
+    The best logit is shifted to 0. Tokens stay if they are among the `top_k` best and in the
+    nucleus: the smallest set of most probable tokens whose probability, after temperature and
+    `top_k`, reaches `top_p`. Of equals the lower ids stay. Top-k: Fan et al. 2018; nucleus:
+    Holtzman et al. 2020, section 3.1. Raises ValueError for `temperature` not above 0, `top_k`
+    below 1 and `top_p` outside (0, 1].
     """
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}; greedy is its limit at 0")
+        raise ValueError(
+            f"temperature must be above 0 and finite, got {temperature!r}; for 0, call greedy"
+        )
     if top_k is not None:
         _positive(top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best is 0: no overflow near temperature 0
+    # With the best at 0 nothing overflows, however low the temperature.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p in (None, 1):
         return logits
     falling, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -249,7 +271,7 @@ def filter_logits(
         falling = falling.masked_fill(probs.cumsum(-1) - probs >= top_p, -math.inf)
     return torch.empty_like(logits).scatter_(-1, order, falling)
 
-# %% ../nbs/04_decoding.ipynb #7c8159f7
+# %% ../nbs/04_decoding.ipynb #44011912
 @torch.no_grad()
 def sample(
     step: Step,
@@ -266,12 +288,14 @@ def sample(
 ) -> Decoded:
     """Draw each token from the model's distribution after `filter_logits`.
 
-    Arguments as in `greedy` and `filter_logits`; a `generator` on the logits' device makes the draw repeatable. Scores
-    are the model's own log-probabilities, without temperature and cuts. Raises ValueError as those two do.
+    Arguments as in `greedy` and `filter_logits`; a `generator` on the logits' device makes the
+    draw repeatable. Scores are the model's own log-probabilities, without temperature and cuts.
+    Raises ValueError as those two do.
     """
 
     def pick(log_probs: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
         kept = filter_logits(log_probs, temperature=temperature, top_k=top_k, top_p=top_p)
-        return (kept - torch.empty_like(kept).exponential_(generator=generator).log()).argmax(-1)
+        waits = torch.empty_like(kept).exponential_(generator=generator)
+        return (kept - waits.log()).argmax(-1)
 
     return _left_to_right(step, state, start, pick, max_new_tokens, stop_id, pad_id)
