@@ -22,8 +22,8 @@ from tqdm.auto import tqdm
 class Cell(nn.Module):
     """What the three recurrent cells share: two affine maps, named and shaped as in PyTorch's cells.
 
-    `n_gates` vectors are computed at each step; the state is `n_states` vectors, of which the first is the output.
-    Weights start uniform within 1/√d_hidden of zero, PyTorch's choice.
+    `n_gates` vectors are computed at each step; the state is `n_states` vectors, of which the first is the
+    output. Weights start uniform within 1/√d_hidden of zero, PyTorch's choice.
     """
 
     n_gates, n_states = 1, 1
@@ -31,9 +31,16 @@ class Cell(nn.Module):
     def __init__(self, d_in: int, d_hidden: int):
         super().__init__()
         self.d_hidden, rows = d_hidden, self.n_gates * d_hidden
-        shapes = {"weight_ih": (rows, d_in), "weight_hh": (rows, d_hidden), "bias_ih": (rows,), "bias_hh": (rows,)}
+        shapes = {
+            "weight_ih": (rows, d_in),
+            "weight_hh": (rows, d_hidden),
+            "bias_ih": (rows,),
+            "bias_hh": (rows,),
+        }
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(d_hidden)))
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(d_hidden))
+            )
 
     def affine(self, x: Float[Tensor, "b i"], h: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "g b d"], ...]:
         """The input's share and the last state's share of every gate."""
@@ -66,7 +73,10 @@ class LSTMCell(Cell):
 
 # %% ../nbs/03_seq2seq.ipynb #ecddca6e
 class GRUCell(Cell):
-    """One step of a gated recurrent unit (Cho et al. 2014, section 2.3), in PyTorch's form. State: (h,), shape `1 b d`."""
+    """One step of a gated recurrent unit (Cho et al. 2014, section 2.3), in PyTorch's form.
+
+    State: (h,), shape `1 b d`.
+    """
 
     n_gates = 3
 
@@ -100,15 +110,19 @@ def _cells(name: str) -> tuple[type[Cell], type[nn.RNNBase]]:
 class RNN(nn.Module):
     """A cell run over time, written as a loop: layers, both directions, padding skipped.
 
-    The same function as `nn.RNN`, `nn.GRU` or `nn.LSTM` on a packed sequence. It is for reading and for checking:
-    `FusedRNN` computes it faster. Raises ValueError for an unknown `cell`.
+    The same function as `nn.RNN`, `nn.GRU` or `nn.LSTM` on a packed sequence. It is for reading and for
+    checking: `FusedRNN` computes it faster. Raises ValueError for an unknown `cell`.
     """
 
-    def __init__(self, d_in: int, d_hidden: int, n_layers: int = 1, cell: str = "lstm", bidirectional: bool = False):
+    def __init__(
+        self, d_in: int, d_hidden: int, n_layers: int = 1, cell: str = "lstm", bidirectional: bool = False
+    ):
         super().__init__()
         make, n_directions = _cells(cell)[0], 1 + bidirectional
         widths = [d_in] + [n_directions * d_hidden] * (n_layers - 1)
-        self.layers = nn.ModuleList(nn.ModuleList(make(w, d_hidden) for _ in range(n_directions)) for w in widths)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(make(w, d_hidden) for _ in range(n_directions)) for w in widths
+        )
 
     def forward(
         self, x: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None = None
@@ -133,17 +147,25 @@ class RNN(nn.Module):
 class FusedRNN(nn.Module):
     """The same function as `RNN` from PyTorch's fused layers (cuDNN's on a GPU), for any boolean mask.
 
-    Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal recurrent matrices and open
-    forget gates. Raises ValueError for an unknown `cell`.
+    Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal recurrent matrices and
+    open forget gates. Raises ValueError for an unknown `cell`.
     """
 
-    def __init__(self, d_in: int, d_hidden: int, n_layers: int = 1, cell: str = "lstm", bidirectional: bool = False,
-                 dropout: float = 0.0):
+    def __init__(
+        self,
+        d_in: int,
+        d_hidden: int,
+        n_layers: int = 1,
+        cell: str = "lstm",
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         make, n_directions = _cells(cell)[1], 1 + bidirectional
         widths = [d_in] + [n_directions * d_hidden] * (n_layers - 1)
         self.layers = nn.ModuleList(
-            nn.ModuleList(start_well(make(w, d_hidden, batch_first=True)) for _ in range(n_directions)) for w in widths
+            nn.ModuleList(start_well(make(w, d_hidden, batch_first=True)) for _ in range(n_directions))
+            for w in widths
         )
         self.dropout = nn.Dropout(dropout)
 
@@ -185,8 +207,8 @@ def start_well(layer: nn.RNNBase) -> nn.RNNBase:
 class Seq2SeqConfig:
     """Sizes of a `Seq2Seq`.
 
-    `d_model` is the width of embeddings, decoder state and the vector between encoder and decoder; `cell` is "rnn",
-    "gru" or "lstm". Dropout acts on embeddings, between layers and before the output layer.
+    `d_model` is the width of embeddings, decoder state and the vector between encoder and decoder; `cell` is
+    "rnn", "gru" or "lstm". Dropout acts on embeddings, between layers and before the output layer.
     """
 
     src_vocab_size: int
@@ -203,8 +225,8 @@ class Seq2SeqConfig:
 class Seq2SeqState:
     """What the decoder carries from token to token.
 
-    `hidden`: its own state, `s` vectors (h, or h and c) for each layer. `memory` and `mask`: the encoder's outputs
-    and where they are real, for attention.
+    `hidden`: its own state, `s` vectors (h, or h and c) for each layer. `memory` and `mask`: the encoder's
+    outputs and where they are real, for attention.
     """
 
     hidden: Float[Tensor, "s l b d"]
@@ -214,18 +236,21 @@ class Seq2SeqState:
     def reorder(self, index: Int[Tensor, "r"]) -> "Seq2SeqState":
         """The state whose row i is this one's row index[i]."""
         return Seq2SeqState(
-            self.hidden.index_select(2, index), self.memory.index_select(0, index), self.mask.index_select(0, index)
+            self.hidden.index_select(2, index),
+            self.memory.index_select(0, index),
+            self.mask.index_select(0, index),
         )
 
 # %% ../nbs/03_seq2seq.ipynb #16c61651
 class Seq2Seq(nn.Module):
-    """Encoder and decoder RNN, joined by one vector (Sutskever et al. 2014, section 2; Cho et al. 2014, section 2.2).
+    """Encoder and decoder RNN, joined by one vector (Sutskever et al. 2014, section 2; Cho et al. 2014, 2.2).
 
-    `attention(query "b n d", keys "b m d", mask "b m") -> (context "b n d", weights "b n m")` lets the decoder look at
-    every source state as well, after its recurrence has run; it may be a module with parameters. Raises ValueError for an
-    unknown cell, an odd `d_model` with a bidirectional encoder, a `pad_id` outside a vocabulary, wrong shapes, an empty
-    batch, and a source row without any real token (the last on the CPU only, because looking would make a GPU wait:
-    there such a row encodes as zeros).
+    `attention(query "b n d", keys "b m d", mask "b m") -> (context "b n d", weights "b n m")` lets the decoder
+    look at every source state as well, after its recurrence has run; it may be a module with parameters.
+
+    Raises ValueError for an unknown cell, an odd `d_model` with a bidirectional encoder, a `pad_id` outside a
+    vocabulary, wrong shapes, an empty batch, and a source row without any real token. (The last on the CPU only,
+    because looking would make a GPU wait: there such a row encodes as zeros.)
     """
 
     def __init__(self, config: Seq2SeqConfig, attention: Callable | None = None):
@@ -233,13 +258,20 @@ class Seq2Seq(nn.Module):
         c, (cell, fused) = config, _cells(config.cell)
         n_directions = 1 + c.bidirectional
         if c.d_model % n_directions:
-            raise ValueError(f"d_model={c.d_model} must be even: a bidirectional encoder gives half to each direction")
+            raise ValueError(
+                f"d_model={c.d_model} must be even: a bidirectional encoder gives half to each direction"
+            )
         if not 0 <= c.pad_id < min(c.src_vocab_size, c.tgt_vocab_size):
-            raise ValueError(f"pad_id={c.pad_id} must be a token of both vocabularies, {c.src_vocab_size} and {c.tgt_vocab_size}")
+            raise ValueError(
+                f"pad_id={c.pad_id} must be a token of both vocabularies, "
+                f"{c.src_vocab_size} and {c.tgt_vocab_size}"
+            )
         self.config, self.attention, self.n_states = c, attention, cell.n_states
         self.src_embedding = nn.Embedding(c.src_vocab_size, c.d_model, padding_idx=c.pad_id)
         self.tgt_embedding = nn.Embedding(c.tgt_vocab_size, c.d_model, padding_idx=c.pad_id)
-        self.encoder = FusedRNN(c.d_model, c.d_model // n_directions, c.n_layers, c.cell, c.bidirectional, c.dropout)
+        self.encoder = FusedRNN(
+            c.d_model, c.d_model // n_directions, c.n_layers, c.cell, c.bidirectional, c.dropout
+        )
         self.bridge = nn.Linear(c.d_model, cell.n_states * c.n_layers * c.d_model)
         between = c.dropout if c.n_layers > 1 else 0.0
         self.decoder = start_well(fused(c.d_model, c.d_model, c.n_layers, batch_first=True, dropout=between))
@@ -247,19 +279,23 @@ class Seq2Seq(nn.Module):
         self.head = nn.Linear(c.d_model * (2 if attention else 1), c.tgt_vocab_size)
 
     def start(self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None) -> Seq2SeqState:
-        """Encode the source: the decoder's state before its first token. Without a mask, `pad_id` is padding."""
+        """Encode the source: the decoder's state before its first token. No mask: `pad_id` is padding."""
         mask = self._checked_mask(src, src_mask)
         memory, z = self.encoder(self.dropout(self.src_embedding(src)), mask)
-        hidden = rearrange(torch.tanh(self.bridge(z)), "b (s l d) -> s l b d", s=self.n_states, l=self.config.n_layers)
+        hidden = rearrange(
+            torch.tanh(self.bridge(z)), "b (s l d) -> s l b d", s=self.n_states, l=self.config.n_layers
+        )
         return Seq2SeqState(hidden.contiguous(), memory, mask)
 
     def forward(
         self, src: Int[Tensor, "b m"], tgt: Int[Tensor, "b n"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `tgt`, the decoder's input: the target without its last token, BOS first."""
+        """Logits for the token after each of `tgt`, the decoder's input: BOS, then the target but its last."""
         state = self.start(src, src_mask)
         if tgt.ndim != 2 or len(tgt) != len(src) or tgt.numel() == 0:
-            raise ValueError(f"tgt of shape {tuple(tgt.shape)} must be (b, n), n >= 1, with src's b = {len(src)}")
+            raise ValueError(
+                f"tgt of shape {tuple(tgt.shape)} must be (b, n), n >= 1, with src's b = {len(src)}"
+            )
         return self._decode(tgt, state)[0]
 
     def step(self, ids: Int[Tensor, "b"], state: Seq2SeqState) -> tuple[Float[Tensor, "b v"], Seq2SeqState]:
@@ -282,12 +318,14 @@ class Seq2Seq(nn.Module):
         mask = src != self.config.pad_id if mask is None else mask
         if mask.shape != src.shape or mask.dtype != torch.bool:
             raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at real tokens, "
-                f"with src's shape {tuple(src.shape)}"
+                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at real "
+                f"tokens, with src's shape {tuple(src.shape)}"
             )
         if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
             row = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(f"row {row} of src has no real token in its mask; drop empty sources before batching")
+            raise ValueError(
+                f"row {row} of src has no real token in its mask; drop empty sources before batching"
+            )
         return mask
 
 # %% ../nbs/03_seq2seq.ipynb #c671acc1
@@ -307,16 +345,28 @@ def _cycle(batches: Iterable) -> Iterator:
             empty = False
             yield batch
         if empty:
-            raise ValueError("batches gave nothing on a pass; use a list or data.batches(...), which can be read again")
+            raise ValueError(
+                "batches gave nothing on a pass; use a list or data.batches(...), which can be read again"
+            )
 
 # %% ../nbs/03_seq2seq.ipynb #78b86a09
-def fit(model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3, clip: float = 1.0,
-        weight_decay: float = 0.01, seed: int = 0, on_step: Callable[[int], None] | None = None) -> list[float]:
+def fit(
+    model: nn.Module,
+    batches: Iterable,
+    *,
+    steps: int,
+    lr: float = 3e-3,
+    clip: float = 1.0,
+    weight_decay: float = 0.01,
+    seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
+) -> list[float]:
     """Train with teacher forcing for `steps` updates and return the loss of each, in nats a target token.
 
-    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs to `lr` over the first
-    tenth of the updates and then falls to zero. `seed` fixes dropout; `on_step(n)` is called after update n. Raises ValueError for `steps` below 1 or no batches,
-    FloatingPointError for a loss that is not finite, before it can touch the weights.
+    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs to `lr` over the
+    first tenth of the updates and then falls to zero. `seed` fixes dropout; `on_step(n)` is called after update
+    n. Raises ValueError for `steps` below 1 or no batches, FloatingPointError for a loss that is not finite,
+    before it can touch the weights.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
@@ -332,7 +382,9 @@ def fit(model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3, cl
         loss = sequence_loss(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
         history.append(loss.item())
         if not math.isfinite(history[-1]):
-            raise FloatingPointError(f"the loss is {history[-1]} at step {step}; try less than lr={lr} or clip={clip}")
+            raise FloatingPointError(
+                f"the loss is {history[-1]} at step {step}; try less than lr={lr} or clip={clip}"
+            )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
