@@ -139,7 +139,7 @@ def test_company_changes_nothing_and_scores_are_the_models(alpha):
             assert math.isclose(score, lm.score(h.x[row], ids), abs_tol=1e-4)
 
 
-def test_same_as_k_of_k_squared_until_something_ends():
+def test_rule_of_the_lecture():
     """The lecture's rule, on a model that never ends: each of k hypotheses, its k best words; k of the k * k stay."""
     k, lm = 3, RandomLM(9, seed=7)
     h = lm.start(1)
@@ -154,7 +154,7 @@ def test_same_as_k_of_k_squared_until_something_ends():
     assert strings(found) == [ids for ids, _ in live]
 
 
-def test_an_end_outside_the_beam_is_dropped():
+def test_end_outside_the_beam():
     """END is second at first, which is no place in a beam of one but one in a beam of two."""
     step = table([[1.0, 0, 0, 0], [0.4, 0.0, 0.6, 0.0], [0.0, 0, 0.5, 0.5], [0.0, 0, 0.5, 0.5]])
     assert strings(beam_search(step, blank(1), starts(1), beam=1, max_new_tokens=2, stop_id=END)) == [(2, 2)]
@@ -171,7 +171,7 @@ def test_k_live_on_when_k_end():
     assert torch.allclose(found.scores.exp(), torch.tensor([[0.2, 0.2, 0.06, 0.06]]), atol=1e-6)
 
 
-def test_google_length_penalty_can_rank_differently():
+def test_google_penalty():
     """Two finished hypotheses that n ** alpha and ((5 + n) / 6) ** alpha put in opposite orders."""
     hypotheses = [(-2.0, 2), (-4.0, 8)]  # score, length
     ours = [score / n**0.6 for score, n in hypotheses]
@@ -286,7 +286,7 @@ def test_bart_with_a_cache_as_generate(seed):
             assert torch.allclose((ours.scores / ours.lengths**alpha).flatten(), hf.sequences_scores, atol=1e-4)
 
 
-def test_default_stopping_rule_can_miss():
+def test_default_stop_misses():
     """With a penalty, `transformers`' default stops on a guess; the exact rule finds values at least as good, some better."""
     better = 0
     for seed in range(3):
@@ -349,7 +349,7 @@ def test_filters_as_transformers():
         assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=2e-6)
 
 
-def test_top_k_keeps_exactly_k():
+def test_top_k_is_k():
     logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0]])
     assert (filter_logits(logits, top_k=2) > -INF).tolist() == [[True, True, False, False, False]]
     assert (TopKLogitsWarper(2)(None, logits) > -INF).sum() == 4  # transformers keeps all that are tied
