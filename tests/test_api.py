@@ -42,4 +42,4 @@ def test_one_entry_in_full():
     assert "    *,\n    max_new_tokens: int,\n    stop_id: int | None = None,\n" in sample
     assert "| `top_k` | `int` or `None` | `None` |" in sample
     assert "[explained](04_decoding.ipynb#sample) · [source](https://github.com/" in sample
-    assert '| `scores` | `Float[Tensor, "b"]` | summed natural log-probabilities' in decoding
+    assert '| `scores` | `Float[Tensor, "b"]` | sums of natural log-probabilities' in decoding
