@@ -20,10 +20,11 @@ from tqdm.auto import tqdm
 
 # %% ../nbs/03_seq2seq.ipynb #922963a0
 class Cell(nn.Module):
-    """What the three recurrent cells share: two affine maps, named and shaped as in PyTorch's cells.
+    """What the cells share: two affine maps, named and shaped as in PyTorch's cells.
 
-    `n_gates` vectors are computed at each step; the state is `n_states` vectors, of which the first is the
-    output. Weights start uniform within 1/√d_hidden of zero, PyTorch's choice.
+    `n_gates` vectors are computed at each step; the state is `n_states` vectors, of which
+    the first is the output. Weights start uniform within 1/√d_hidden of zero, PyTorch's
+    choice.
     """
 
     n_gates, n_states = 1, 1
@@ -42,29 +43,40 @@ class Cell(nn.Module):
                 name, nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(d_hidden))
             )
 
-    def affine(self, x: Float[Tensor, "b i"], h: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "g b d"], ...]:
+    def affine(
+        self, x: Float[Tensor, "b i"], h: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "g b d"], ...]:
         """The input's share and the last state's share of every gate."""
-        shares = F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
-        return tuple(rearrange(share, "b (g d) -> g b d", g=self.n_gates) for share in shares)
+        shares = (
+            F.linear(x, self.weight_ih, self.bias_ih),
+            F.linear(h, self.weight_hh, self.bias_hh),
+        )
+        return tuple(
+            rearrange(share, "b (g d) -> g b d", g=self.n_gates) for share in shares
+        )
 
 # %% ../nbs/03_seq2seq.ipynb #ef2af8e3
 class RNNCell(Cell):
-    """One step of Elman's network (1990, in PyTorch's form with two biases). State: (h,), shape `1 b d`."""
+    """One step of Elman's network (1990). State: (h,), shape `1 b d`."""
 
-    def forward(self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]) -> Float[Tensor, "s b d"]:
+    def forward(
+        self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]
+    ) -> Float[Tensor, "s b d"]:
         (from_x,), (from_h,) = self.affine(x, state[0])
         return torch.tanh(from_x + from_h)[None]
 
 # %% ../nbs/03_seq2seq.ipynb #c06bc385
 class LSTMCell(Cell):
-    """One step of long short-term memory (Hochreiter and Schmidhuber 1997; forget gate of Gers et al. 2000).
+    """One step of long short-term memory (Hochreiter and Schmidhuber 1997).
 
-    State: (h, c), shape `2 b d`.
+    With the forget gate of Gers et al. 2000. State: (h, c), shape `2 b d`.
     """
 
     n_gates, n_states = 4, 2
 
-    def forward(self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]) -> Float[Tensor, "s b d"]:
+    def forward(
+        self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]
+    ) -> Float[Tensor, "s b d"]:
         h, c = state
         from_x, from_h = self.affine(x, h)
         i, f, g, o = from_x + from_h
@@ -80,16 +92,20 @@ class GRUCell(Cell):
 
     n_gates = 3
 
-    def forward(self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]) -> Float[Tensor, "s b d"]:
+    def forward(
+        self, x: Float[Tensor, "b i"], state: Float[Tensor, "s b d"]
+    ) -> Float[Tensor, "s b d"]:
         (h,) = state
         (r_x, z_x, n_x), (r_h, z_h, n_h) = self.affine(x, h)
         r, z = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
-        candidate = torch.tanh(n_x + r * n_h)  # the reset gate comes after the recurrent matrix
+        candidate = torch.tanh(n_x + r * n_h)  # reset after the recurrent matrix
         return ((1 - z) * candidate + z * h)[None]
 
 # %% ../nbs/03_seq2seq.ipynb #340308f5
-def _scan(cell: Cell, x: Tensor, mask: Tensor, state: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
-    "Run one cell over time, in either direction; a padding step leaves the state alone and puts out zeros."
+def _scan(
+    cell: Cell, x: Tensor, mask: Tensor, state: Tensor, backward: bool
+) -> tuple[Tensor, Tensor]:
+    "Run a cell over time, either way; padding leaves the state alone and gives zeros."
     outputs, times = [], range(x.shape[1])
     for t in reversed(times) if backward else times:
         real = mask[:, t, None]
@@ -103,19 +119,27 @@ CELLS = {"rnn": (RNNCell, nn.RNN), "gru": (GRUCell, nn.GRU), "lstm": (LSTMCell, 
 
 def _cells(name: str) -> tuple[type[Cell], type[nn.RNNBase]]:
     if name not in CELLS:
-        raise ValueError(f"cell={name!r} is not known; choose one of {', '.join(map(repr, CELLS))}")
+        raise ValueError(
+            f"cell={name!r} is not known; choose one of {', '.join(map(repr, CELLS))}"
+        )
     return CELLS[name]
 
 # %% ../nbs/03_seq2seq.ipynb #bc0914aa
 class RNN(nn.Module):
     """A cell run over time, written as a loop: layers, both directions, padding skipped.
 
-    The same function as `nn.RNN`, `nn.GRU` or `nn.LSTM` on a packed sequence. It is for reading and for
-    checking: `FusedRNN` computes it faster. Raises ValueError for an unknown `cell`.
+    The same function as `nn.RNN`, `nn.GRU` or `nn.LSTM` on a packed sequence. It is for
+    reading and for checking: `FusedRNN` computes it faster. Raises ValueError for an
+    unknown `cell`.
     """
 
     def __init__(
-        self, d_in: int, d_hidden: int, n_layers: int = 1, cell: str = "lstm", bidirectional: bool = False
+        self,
+        d_in: int,
+        d_hidden: int,
+        n_layers: int = 1,
+        cell: str = "lstm",
+        bidirectional: bool = False,
     ):
         super().__init__()
         make, n_directions = _cells(cell)[0], 1 + bidirectional
@@ -145,10 +169,10 @@ class RNN(nn.Module):
 
 # %% ../nbs/03_seq2seq.ipynb #e089c34f
 class FusedRNN(nn.Module):
-    """The same function as `RNN` from PyTorch's fused layers (cuDNN's on a GPU), for any boolean mask.
+    """The same function as `RNN` from PyTorch's fused layers, cuDNN's on a GPU.
 
-    Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal recurrent matrices and
-    open forget gates. Raises ValueError for an unknown `cell`.
+    Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal
+    recurrent matrices and open forget gates. Raises ValueError for an unknown `cell`.
     """
 
     def __init__(
@@ -164,7 +188,9 @@ class FusedRNN(nn.Module):
         make, n_directions = _cells(cell)[1], 1 + bidirectional
         widths = [d_in] + [n_directions * d_hidden] * (n_layers - 1)
         self.layers = nn.ModuleList(
-            nn.ModuleList(start_well(make(w, d_hidden, batch_first=True)) for _ in range(n_directions))
+            nn.ModuleList(
+                start_well(make(w, d_hidden, batch_first=True)) for _ in range(n_directions)
+            )
             for w in widths
         )
         self.dropout = nn.Dropout(dropout)
@@ -172,7 +198,7 @@ class FusedRNN(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"]
     ) -> tuple[Float[Tensor, "b n o"], Float[Tensor, "b o"]]:
-        """Outputs of the last layer (zeros at padding), and the last output of each direction, side by side.
+        """Outputs of the last layer (zeros at padding), and each direction's last output.
 
         A row without any real token gives zeros. Dropout acts between layers.
         """
@@ -190,8 +216,10 @@ class FusedRNN(nn.Module):
 
 # %% ../nbs/03_seq2seq.ipynb #2d5c2e85
 def start_well(layer: nn.RNNBase) -> nn.RNNBase:
-    """Make the recurrent matrices orthogonal (Saxe et al. 2014) and add 1 to an LSTM's forget bias
-    (Jozefowicz et al. 2015), in place."""
+    """Make recurrent matrices orthogonal (Saxe et al. 2014), open an LSTM's forget gate.
+
+    Changes the layer in place. The forget bias gains 1, after Jozefowicz et al. 2015.
+    """
     d = layer.hidden_size
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -207,8 +235,9 @@ def start_well(layer: nn.RNNBase) -> nn.RNNBase:
 class Seq2SeqConfig:
     """Sizes of a `Seq2Seq`.
 
-    `d_model` is the width of embeddings, decoder state and the vector between encoder and decoder; `cell` is
-    "rnn", "gru" or "lstm". Dropout acts on embeddings, between layers and before the output layer.
+    `d_model` is the width of embeddings, decoder state and the vector between encoder and
+    decoder; `cell` is "rnn", "gru" or "lstm". Dropout acts on embeddings, between layers
+    and before the output layer.
     """
 
     src_vocab_size: int
@@ -225,8 +254,8 @@ class Seq2SeqConfig:
 class Seq2SeqState:
     """What the decoder carries from token to token.
 
-    `hidden`: its own state, `s` vectors (h, or h and c) for each layer. `memory` and `mask`: the encoder's
-    outputs and where they are real, for attention.
+    `hidden`: its own state, `s` vectors (h, or h and c) for each layer. `memory` and
+    `mask`: the encoder's outputs and where they are real, for attention.
     """
 
     hidden: Float[Tensor, "s l b d"]
@@ -243,14 +272,16 @@ class Seq2SeqState:
 
 # %% ../nbs/03_seq2seq.ipynb #16c61651
 class Seq2Seq(nn.Module):
-    """Encoder and decoder RNN, joined by one vector (Sutskever et al. 2014, section 2; Cho et al. 2014, 2.2).
+    """Encoder and decoder RNN, joined by one vector (Sutskever et al. 2014, section 2).
 
-    `attention(query "b n d", keys "b m d", mask "b m") -> (context "b n d", weights "b n m")` lets the decoder
-    look at every source state as well, after its recurrence has run; it may be a module with parameters.
+    `attention(query, keys, mask) -> (context, weights)`, a function or a module with
+    parameters, lets the decoder look at every source state after its recurrence has run.
+    Shapes: query and context `b n d`, keys `b m d`, mask `b m`, weights `b n m`.
 
-    Raises ValueError for an unknown cell, an odd `d_model` with a bidirectional encoder, a `pad_id` outside a
-    vocabulary, wrong shapes, an empty batch, and a source row without any real token. (The last on the CPU only,
-    because looking would make a GPU wait: there such a row encodes as zeros.)
+    Raises ValueError for an unknown cell, an odd `d_model` with a bidirectional encoder, a
+    `pad_id` outside a vocabulary, wrong shapes, an empty batch, and a source row without
+    any real token. (The last on the CPU only, because looking would make a GPU wait: there
+    such a row encodes as zeros.)
     """
 
     def __init__(self, config: Seq2SeqConfig, attention: Callable | None = None):
@@ -259,7 +290,7 @@ class Seq2Seq(nn.Module):
         n_directions = 1 + c.bidirectional
         if c.d_model % n_directions:
             raise ValueError(
-                f"d_model={c.d_model} must be even: a bidirectional encoder gives half to each direction"
+                f"d_model={c.d_model} must be even: each direction of the encoder gets half"
             )
         if not 0 <= c.pad_id < min(c.src_vocab_size, c.tgt_vocab_size):
             raise ValueError(
@@ -270,35 +301,53 @@ class Seq2Seq(nn.Module):
         self.src_embedding = nn.Embedding(c.src_vocab_size, c.d_model, padding_idx=c.pad_id)
         self.tgt_embedding = nn.Embedding(c.tgt_vocab_size, c.d_model, padding_idx=c.pad_id)
         self.encoder = FusedRNN(
-            c.d_model, c.d_model // n_directions, c.n_layers, c.cell, c.bidirectional, c.dropout
+            c.d_model,
+            c.d_model // n_directions,
+            c.n_layers,
+            c.cell,
+            c.bidirectional,
+            c.dropout,
         )
         self.bridge = nn.Linear(c.d_model, cell.n_states * c.n_layers * c.d_model)
         between = c.dropout if c.n_layers > 1 else 0.0
-        self.decoder = start_well(fused(c.d_model, c.d_model, c.n_layers, batch_first=True, dropout=between))
+        self.decoder = start_well(
+            fused(c.d_model, c.d_model, c.n_layers, batch_first=True, dropout=between)
+        )
         self.dropout = nn.Dropout(c.dropout)
-        self.head = nn.Linear(c.d_model * (2 if attention else 1), c.tgt_vocab_size)
+        self.head = nn.Linear((1 + (attention is not None)) * c.d_model, c.tgt_vocab_size)
 
-    def start(self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None) -> Seq2SeqState:
-        """Encode the source: the decoder's state before its first token. No mask: `pad_id` is padding."""
+    def start(
+        self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
+    ) -> Seq2SeqState:
+        """The decoder's state before its first token. No mask: `pad_id` is padding."""
         mask = self._checked_mask(src, src_mask)
         memory, z = self.encoder(self.dropout(self.src_embedding(src)), mask)
         hidden = rearrange(
-            torch.tanh(self.bridge(z)), "b (s l d) -> s l b d", s=self.n_states, l=self.config.n_layers
+            torch.tanh(self.bridge(z)),
+            "b (s l d) -> s l b d",
+            s=self.n_states,
+            l=self.config.n_layers,
         )
         return Seq2SeqState(hidden.contiguous(), memory, mask)
 
     def forward(
-        self, src: Int[Tensor, "b m"], tgt: Int[Tensor, "b n"], src_mask: Bool[Tensor, "b m"] | None = None
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `tgt`, the decoder's input: BOS, then the target but its last."""
+        """Logits for the token after each of `tgt`, the target shifted right, BOS first."""
         state = self.start(src, src_mask)
         if tgt.ndim != 2 or len(tgt) != len(src) or tgt.numel() == 0:
             raise ValueError(
-                f"tgt of shape {tuple(tgt.shape)} must be (b, n), n >= 1, with src's b = {len(src)}"
+                f"tgt of shape {tuple(tgt.shape)} must be (b, n) with n >= 1 "
+                f"and src's b = {len(src)}"
             )
         return self._decode(tgt, state)[0]
 
-    def step(self, ids: Int[Tensor, "b"], state: Seq2SeqState) -> tuple[Float[Tensor, "b v"], Seq2SeqState]:
+    def step(
+        self, ids: Int[Tensor, "b"], state: Seq2SeqState
+    ) -> tuple[Float[Tensor, "b v"], Seq2SeqState]:
         """Consume one token a row: the next token's logits, and the state after it."""
         logits, state = self._decode(rearrange(ids, "b -> b 1"), state)
         return logits[:, 0], state
@@ -314,17 +363,23 @@ class Seq2Seq(nn.Module):
 
     def _checked_mask(self, src: Tensor, mask: Tensor | None) -> Tensor:
         if src.ndim != 2 or src.numel() == 0:
-            raise ValueError(f"src of shape {tuple(src.shape)} must be (b, m) with b >= 1 and m >= 1")
+            raise ValueError(
+                f"src of shape {tuple(src.shape)} must be (b, m) with b >= 1 and m >= 1"
+            )
         mask = src != self.config.pad_id if mask is None else mask
         if mask.shape != src.shape or mask.dtype != torch.bool:
             raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at real "
-                f"tokens, with src's shape {tuple(src.shape)}"
+                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, "
+                f"True at real tokens, with src's shape {tuple(src.shape)}"
             )
-        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
+        if (
+            mask.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and not mask.any(1).all()
+        ):
             row = int((~mask.any(1)).nonzero()[0])
             raise ValueError(
-                f"row {row} of src has no real token in its mask; drop empty sources before batching"
+                f"row {row} of src has no real token in its mask; drop empty sources first"
             )
         return mask
 
@@ -332,13 +387,13 @@ class Seq2Seq(nn.Module):
 def sequence_loss(
     logits: Float[Tensor, "b n v"], targets: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy, in nats, over the real target tokens (mask True); 0 if there are none."""
+    """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any."""
     losses = F.cross_entropy(rearrange(logits, "b n v -> b v n"), targets, reduction="none")
     return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 # %% ../nbs/03_seq2seq.ipynb #82d1fe80
 def _cycle(batches: Iterable) -> Iterator:
-    "Go through the batches again and again; if a pass gives nothing, that is an error and no endless wait."
+    "Go through the batches again and again; a pass that gives nothing is an error."
     while True:
         empty = True
         for batch in batches:
@@ -346,7 +401,8 @@ def _cycle(batches: Iterable) -> Iterator:
             yield batch
         if empty:
             raise ValueError(
-                "batches gave nothing on a pass; use a list or data.batches(...), which can be read again"
+                "batches gave nothing on a pass; use a list or data.batches(...), "
+                "which can be read again"
             )
 
 # %% ../nbs/03_seq2seq.ipynb #78b86a09
@@ -361,12 +417,13 @@ def fit(
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
 ) -> list[float]:
-    """Train with teacher forcing for `steps` updates and return the loss of each, in nats a target token.
+    """Train with teacher forcing for `steps` updates; give the loss of each, in nats a token.
 
-    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs to `lr` over the
-    first tenth of the updates and then falls to zero. `seed` fixes dropout; `on_step(n)` is called after update
-    n. Raises ValueError for `steps` below 1 or no batches, FloatingPointError for a loss that is not finite,
-    before it can touch the weights.
+    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs
+    to `lr` over the first tenth of the updates and then falls to zero. `seed` fixes
+    dropout; `on_step(n)` is called after update n. Raises ValueError for `steps` below 1 or
+    no batches, FloatingPointError for a loss that is not finite, before it can touch the
+    weights.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
@@ -383,7 +440,7 @@ def fit(
         history.append(loss.item())
         if not math.isfinite(history[-1]):
             raise FloatingPointError(
-                f"the loss is {history[-1]} at step {step}; try less than lr={lr} or clip={clip}"
+                f"the loss is {history[-1]} at step {step}; lower lr={lr} or clip={clip}"
             )
         optimizer.zero_grad()
         loss.backward()

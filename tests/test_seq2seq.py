@@ -503,7 +503,7 @@ def test_fit_stops_at_a_loss_that_is_not_finite_before_the_weights_are_touched()
     with torch.no_grad():
         model.head.bias[5] = math.nan
     before = {name: p.clone() for name, p in model.named_parameters()}
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1; try less than lr=0.003"):
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 1; lower lr=0.003"):
         fit(model, data, steps=3)
     for name, p in model.named_parameters():
         assert_close(p, before[name], equal_nan=True, rtol=0, atol=0)
