@@ -29,9 +29,8 @@ def scaled_dot_product(
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "*b n w"], Float[Tensor, "*b n m"]]:
     """softmax(q k^T · scale + bias) v by hand: the output, and the weights before dropout.
-
-    Vaswani et al. 2017, section 3.2.1. `scale` is 1/√k if not given. `mask` is True where a
-    query may attend; -inf in `bias` forbids a pair too. A query that may attend to nothing gets zeros for weights and
+    Vaswani et al. 2017, section 3.2.1. `scale` is 1/√k if not given. `mask` is True where a query may
+    attend; -inf in `bias` forbids a pair too. A query that may attend to nothing gets zeros for weights and
     output.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -45,7 +44,9 @@ def scaled_dot_product(
         weights = scores.softmax(-1, dtype=precise).to(v.dtype)
     else:
         empty = (scores == -math.inf).all(-1, keepdim=True)
-        weights = scores.masked_fill(empty, 0.0).softmax(-1, dtype=precise).to(v.dtype).masked_fill(empty, 0.0)
+        weights = (
+            scores.masked_fill(empty, 0.0).softmax(-1, dtype=precise).to(v.dtype).masked_fill(empty, 0.0)
+        )
     dropped = F.dropout(weights, dropout, training=dropout > 0)
     return einsum(dropped, v, "... n m, ... m w -> ... n w"), weights
 
@@ -72,8 +73,13 @@ def fused_attention(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Float[Tensor, "b h n w"]:
-    """The output of `scaled_dot_product` from PyTorch's fused kernels; `causal` adds `causal_mask` to the mask."""
+    """The output of `scaled_dot_product` from PyTorch's fused kernels; `causal` adds `causal_mask`.
+    Rows that `mask` empties give zeros in every kernel; those that only -inf in `bias` empties are left to
+    the kernel. Raises ValueError if `k` and `v` differ in length: a kernel would read past the shorter one.
+    """
     n, m = q.shape[2], k.shape[2]
+    if v.shape[2] != m:
+        raise ValueError(f"{m} keys and {v.shape[2]} values: each key needs one value")
     causal = causal and n > 1  # a single query is the last position and sees everything
     if causal and (n != m or mask is not None or bias is not None):
         mask, causal = _with_causal(mask, n, m, q.device), False
@@ -92,9 +98,9 @@ def _with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> T
 # %% ../nbs/05_attention.ipynb #fa3b7862
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of one attention layer for `t` positions, of which the caller knows how many are filled.
-
-    For inference, under `torch.no_grad`. For cross-attention: the memory's keys and values (`Attention.remember`).
+    """Keys and values of one attention layer for `t` positions; the caller knows how many are filled.
+    For inference, under `torch.no_grad`. For cross-attention: the memory's keys and values
+    (`Attention.remember`).
     """
 
     k: Float[Tensor, "b h t k"]
@@ -105,12 +111,20 @@ class KVCache:
     ) -> tuple[Float[Tensor, "b h m k"], Float[Tensor, "b h m k"]]:
         """Write at `start`, in place; views of everything up to there. Nothing is allocated.
 
-        Raises ValueError when the cache is too short.
+        Raises ValueError when the cache is too short, or has other rows, heads or widths.
         """
         stop, room = start + k.shape[2], self.k.shape[2]
+        if k.shape[:2] + k.shape[3:] != self.k.shape[:2] + self.k.shape[3:]:
+            raise ValueError(
+                f"keys of shape {tuple(k.shape)} don't fit a cache of {tuple(self.k.shape)}; "
+                "make it with this layer's new_cache, and reorder it with the rows"
+            )
+        if start < 0:
+            raise ValueError(f"start={start} must count the positions already in the cache, 0 or more")
         if stop > room:
             raise ValueError(
-                f"the cache has room for {room} positions, {stop} are needed; make it with max_len={stop} or more"
+                f"the cache has room for {room} positions, {stop} are needed; "
+                f"make it with max_len={stop} or more"
             )
         self.k[:, :, start:stop] = k
         self.v[:, :, start:stop] = v
@@ -122,10 +136,10 @@ class KVCache:
 
 # %% ../nbs/05_attention.ipynb #a1e4c55c
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, or cross-attention given `d_memory`.
-
-    `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `bias` is that of the four projections; `dropout`
-    acts on the weights; `causal` hides later positions. Raises ValueError for sizes, masks and calls that don't fit.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): of x, or of a memory if `d_memory` is given.
+    `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `bias` is that of the four projections;
+    `dropout` acts on the weights; `causal` hides later positions. Raises ValueError for sizes, masks and
+    calls that don't fit.
     """
 
     def __init__(
@@ -141,10 +155,16 @@ class Attention(nn.Module):
         causal: bool = False,
     ):
         super().__init__()
+        if n_heads < 1:
+            raise ValueError(f"n_heads={n_heads} must be at least 1")
         if d_head is None and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; change one, or give d_head")
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; change one, or give d_head"
+            )
         if causal and d_memory is not None:
-            raise ValueError(f"causal=True with d_memory={d_memory}: cross-attention has no future to hide; drop one")
+            raise ValueError(
+                f"causal=True with d_memory={d_memory}: cross-attention has no future to hide; drop one"
+            )
         self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
         self.scale, self.dropout, self.causal, self.cross = scale, dropout, causal, d_memory is not None
         width = n_heads * self.d_head
@@ -165,9 +185,9 @@ class Attention(nn.Module):
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
         """Output, and with `need_weights` also the weights (before dropout) of each head.
-
-        `mask` is True where attention is allowed, for keys (b m) or pairs (b n m). With a cache, `x` holds positions
-        `start`, `start` + 1, ... and m counts all positions so far; a cross-attention's cache replaces `memory`.
+        `mask` is True where attention is allowed, for keys (b m) or pairs (b n m). With a cache, `x` holds
+        positions `start`, `start` + 1, ... and m counts all positions so far; a cross-attention's cache
+        replaces `memory`.
         """
         self._check_call(memory, cache, start)
         if self.cross:
@@ -191,10 +211,16 @@ class Attention(nn.Module):
 
     def remember(self, memory: Float[Tensor, "b m e"]) -> KVCache:
         """Cross-attention: the memory's keys and values, to be computed once and used at every step."""
+        if not self.cross:
+            raise ValueError(
+                "this is self-attention and has no memory to remember; use new_cache(batch_size, max_len)"
+            )
         return KVCache(*self._heads(self.kv(memory)))
 
     def new_cache(self, batch_size: int, max_len: int) -> KVCache:
         """Self-attention: an empty cache with room for `max_len` positions."""
+        if self.cross:
+            raise ValueError("this is cross-attention, whose keys don't grow; use remember(memory)")
         return KVCache(*self.out.weight.new_zeros(2, batch_size, self.n_heads, max_len, self.d_head))
 
     def _heads(self, projected: Tensor) -> tuple[Tensor, ...]:
@@ -203,11 +229,17 @@ class Attention(nn.Module):
 
     def _check_call(self, memory: Tensor | None, cache: KVCache | None, start: int) -> None:
         if self.cross and (memory is None) == (cache is None):
-            raise ValueError("cross-attention needs memory, or the cache that remember(memory) made, and not both")
+            raise ValueError(
+                "cross-attention needs memory, or the cache that remember(memory) made, and not both"
+            )
         if not self.cross and memory is not None:
-            raise ValueError("this is self-attention and takes no memory; make it with d_memory=memory's width")
+            raise ValueError(
+                "this is self-attention and takes no memory; make it with d_memory=memory's width"
+            )
         if start and (cache is None or self.cross):
-            raise ValueError(f"start={start} without earlier positions; pass cache=new_cache(batch_size, max_len)")
+            raise ValueError(
+                f"start={start} without earlier positions; pass cache=new_cache(batch_size, max_len)"
+            )
 
     def _check_mask(self, mask: Tensor | None, b: int, n: int, m: int) -> Tensor | None:
         "The mask with an axis for heads."
@@ -219,12 +251,14 @@ class Attention(nn.Module):
             return rearrange(mask, "b m -> b 1 1 m")
         if mask.shape == (b, n, m):
             return rearrange(mask, "b n m -> b 1 n m")
-        raise ValueError(f"mask of shape {tuple(mask.shape)} must be (b, m) = {(b, m)} or (b, n, m) = {(b, n, m)}")
+        raise ValueError(
+            f"mask of shape {tuple(mask.shape)} must be (b, m) = {(b, m)} or (b, n, m) = {(b, n, m)}"
+        )
 
 # %% ../nbs/05_attention.ipynb #a564d9a8
 @contextmanager
 def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within the block, a forward pass of `model` leaves the weights (b h n m) of each `Attention` in it in the dict.
+    """Within the block, a forward pass leaves the weights (b h n m) of each `Attention` of `model` in the dict.
 
     Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The
     model must not be compiled. Raises ValueError if it has no `Attention`.

@@ -33,7 +33,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from tqdm.auto import tqdm
 
 # %% ../nbs/07_training.ipynb #88baa287
-Schedule = Callable[[int, int, int], float]  # update t of `steps`, counted from 1, and the warm-up: the share of the peak
+# Update t of `steps`, counted from 1, and the warm-up: the share of the greatest rate.
+Schedule = Callable[[int, int, int], float]
 
 
 def constant(t: int, steps: int, warmup: int) -> float:
@@ -51,7 +52,7 @@ def linear(t: int, steps: int, warmup: int) -> float:
 
 
 def cosine(t: int, steps: int, warmup: int) -> float:
-    """Up over `warmup` updates, then down along half a cosine that would reach zero one update after the last.
+    """Up over `warmup` updates, then down half a cosine that would reach zero one update after the last.
 
     Loshchilov and Hutter 2017, equation 5, without restarts.
     """
@@ -60,13 +61,16 @@ def cosine(t: int, steps: int, warmup: int) -> float:
 
 
 def inverse_sqrt(t: int, steps: int, warmup: int) -> float:
-    """Up over `warmup` updates, then down with the square root of t. Vaswani et al. 2017, equation 3, divided by its peak."""
+    """Up over `warmup` updates, then down with the square root of t.
+
+    Vaswani et al. 2017, equation 3, divided by its peak.
+    """
     warmup = max(1, warmup)
     return min(t / warmup, math.sqrt(warmup / t))
 
 
 def transformer_peak(d_model: int, warmup: int) -> float:
-    """The greatest rate of Vaswani et al. 2017, equation 3: `fit(..., lr=this, schedule=inverse_sqrt)` is the paper's."""
+    """The greatest rate of Vaswani et al. 2017, equation 3, for `fit(..., lr=this, schedule=inverse_sqrt)`."""
     return (d_model * warmup) ** -0.5
 
 # %% ../nbs/07_training.ipynb #8d395d06
@@ -100,9 +104,8 @@ def _rows(batch: Any) -> int | None:
 
 def _numbered(batches: Iterable, seed: int, skip: int) -> Iterator[tuple[int, Any]]:
     """(number, batch) pairs without end from number `skip` on, the same whether or not the run began there.
-
-    Batch k is drawn with the random state of (seed, k). Batches that have an `epoch` and a length are entered at
-    the right epoch; others are read from the start and dropped up to `skip`.
+    Batch k is drawn with the random state of (seed, k). Batches that have an `epoch` and a length are
+    entered at the right epoch; others are read from the start and dropped up to `skip`.
     """
     number = 0
     if hasattr(batches, "epoch") and hasattr(batches, "__len__") and len(batches):
@@ -118,8 +121,10 @@ def _numbered(batches: Iterable, seed: int, skip: int) -> Iterator[tuple[int, An
             number += 1
             _seed_all(seed, "batch", number)
         if number == before:
-            raise ValueError(f"batches ran out after {number}: a list or data.batches(...) can be read again, an "
-                             "iterator can't and must hold steps * accumulate * processes batches")
+            raise ValueError(
+                f"batches ran out after {number}: a list or data.batches(...) can be read again, an "
+                "iterator can't and must hold steps * accumulate * processes batches"
+            )
 
 # %% ../nbs/07_training.ipynb #6b7f88ee
 def _finite(value: Real) -> float | None:
@@ -136,12 +141,12 @@ def _write(path: Path, text: str) -> None:
 
 @dataclass
 class History:
-    """What a run did, one entry an update: loss, learning rate, gradient norm before clipping, tokens, seconds."""
+    """What a run did, one entry an update: loss, rate, gradient's norm before clipping, tokens, seconds."""
 
-    loss: list[float] = field(default_factory=list)  # mean over the update's tokens, in the loss function's unit
+    loss: list[float] = field(default_factory=list)  # mean over the update's tokens, in the loss's unit
     lr: list[float] = field(default_factory=list)
     norm: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)  # as counted by the loss function; 1 a batch if it counts none
+    tokens: list[float] = field(default_factory=list)  # as the loss function counts; 1 a batch if it doesn't
     seconds: list[float] = field(default_factory=list)
     metrics: list[dict] = field(default_factory=list)  # what `evaluate` gave, with the update as "step"
 
@@ -167,7 +172,7 @@ class History:
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
     def plot(self, ax=None):
-        """Draw the loss (pale: each update, dark: running mean) with the evaluated numbers as dots; gives the axes."""
+        """Draw the loss (pale: each update, dark: running mean), evaluated numbers as dots; gives the axes."""
         import matplotlib.pyplot as plt
 
         ax = ax or plt.subplots()[1]
@@ -177,7 +182,8 @@ class History:
         ax.plot(range(1, len(self) + 1), means, color=ax.lines[-1].get_color(), label="training loss")
         for name in {key: None for row in self.metrics for key in row if key != "step"}:
             points = [(row["step"], row[name]) for row in self.metrics if row.get(name) is not None]
-            ax.plot(*zip(*points), "o-", label=name)
+            if points:
+                ax.plot(*zip(*points), "o-", label=name)
         ax.set(xlabel="update", ylabel="loss")
         ax.legend()
         return ax
@@ -190,14 +196,17 @@ class CheckpointError(RuntimeError):
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, tied ones once."""
     kept = model.state_dict().keys()
-    return {name: tensor.detach().contiguous() for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-            if name in kept}
+    return {
+        name: tensor.detach().contiguous()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if name in kept
+    }
 
 
 def _memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's tensors, named after the parameter that they belong to."""
     return {f"{name}.{key}": value for name, p in model.named_parameters()
-            for key, value in optimizer.state.get(p, {}).items()}
+            for key, value in optimizer.state.get(p, {}).items() if isinstance(value, Tensor)}
 
 
 def _flush(path: Path) -> None:
@@ -208,18 +217,28 @@ def _flush(path: Path) -> None:
 
 
 def _steps(folder: str | os.PathLike) -> list[Path]:
-    """The whole checkpoints in a folder, oldest first: an unfinished one has another name."""
-    return sorted(Path(folder).glob("step-*"))
+    """The whole checkpoints in a folder, oldest first; unfinished ones and a user's copies have other names."""
+    return sorted(p for p in Path(folder).glob("step-*") if p.name.removeprefix("step-").isdigit())
 
 
-def save_checkpoint(folder: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer, history: History,
-                    plan: dict | None = None, keep: int = 2) -> Path:
+def save_checkpoint(
+    folder: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    history: History,
+    plan: dict | None = None,
+    keep: int = 2,
+) -> Path:
     """Write `folder/step-N/`: weights and optimizer as safetensors, history and plan as JSON. Gives its path.
-
-    All is written under another name, flushed and then renamed, so a checkpoint is there whole or not at all. The
-    newest `keep` stay.
+    All is written under another name, flushed and then renamed, so a checkpoint is there whole or not at
+    all. The newest `keep` stay. Raises ValueError for a `keep` below 1, FileExistsError where update N has
+    its checkpoint.
     """
+    if keep < 1:
+        raise ValueError(f"keep={keep} must be at least 1: the checkpoint that is being written")
     target = Path(folder) / f"step-{len(history):08d}"
+    if target.exists():
+        raise FileExistsError(f"{target} exists: move it away, or take another folder")
     scratch = target.with_name(f".{target.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -242,46 +261,62 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, str]:
 def _differences(stored: dict, present: dict) -> str:
     """The keys in which two dicts differ, with both values, the first five."""
     keys = [key for key in stored | present if stored.get(key) != present.get(key)]
-    named = [f"{key} is {present.get(key, 'absent')} here and {stored.get(key, 'absent')} there" for key in keys[:5]]
+    named = [
+        f"{key} is {present.get(key, 'absent')} here and {stored.get(key, 'absent')} there"
+        for key in keys[:5]
+    ]
     return "; ".join(named) + (f"; and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 @torch.no_grad()
-def load_checkpoint(folder: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None,
-                    plan: dict | None = None) -> History:
-    """Bring `model`, and `optimizer` if given, into the state of the newest checkpoint in `folder`; gives its history.
-
-    Raises FileNotFoundError when there is none, CheckpointError when it is damaged, or of a model or plan that differs.
-    Nothing is changed before all has been read and compared.
+def load_checkpoint(
+    folder: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    plan: dict | None = None,
+) -> History:
+    """Bring `model` (and `optimizer`) into the state of the newest checkpoint in `folder`; gives its history.
+    Raises FileNotFoundError when there is none, CheckpointError when it is damaged, or of a model or plan
+    that differs. Nothing is changed before all has been read and compared.
     """
     if not _steps(folder):
-        raise FileNotFoundError(f"no checkpoint in {folder}: fit(..., folder=...) writes them there as step-N")
+        raise FileNotFoundError(
+            f"no checkpoint in {folder}: fit(..., folder=...) writes them there as step-N"
+        )
     path = _steps(folder)[-1]
     try:
         weights, memory = load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors")
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         stored, history = state["plan"], History(**state["history"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); move it away, and the checkpoint before it, if there is one, "
-                              "will be used") from error
+        raise CheckpointError(
+            f"{path} is damaged ({error}); move it away, and the checkpoint before it, if there is one, "
+            "will be used"
+        ) from error
     own = _weights(model)
     if _shapes(weights) != _shapes(own):
         raise CheckpointError(f"{path} is of another model: {_differences(_shapes(weights), _shapes(own))}")
     if plan is not None and stored != plan:
-        raise CheckpointError(f"{path} is of another run: {_differences(stored or {}, plan)}. Take another folder, or "
-                              "the settings of that run")
+        raise CheckpointError(
+            f"{path} is of another run: {_differences(stored or {}, plan)}. Take another folder, or "
+            "the settings of that run"
+        )
     for name, tensor in own.items():
         tensor.copy_(weights[name])
     if optimizer is not None:
         for name, p in model.named_parameters():
-            held = {key.removeprefix(f"{name}."): value for key, value in memory.items() if key.rpartition(".")[0] == name}
+            held = {
+                key.removeprefix(f"{name}."): value
+                for key, value in memory.items()
+                if key.rpartition(".")[0] == name
+            }
             if held:
                 optimizer.state[p] = {key: value.to(p.device, copy=True) for key, value in held.items()}
     return history
 
 # %% ../nbs/07_training.ipynb #4c1dba79
 def _accelerator(precision: str | None) -> Accelerator:
-    """The device and precision of a run: a CUDA card with bf16 where there is one, else the CPU in float32."""
+    """Device and precision of a run: a CUDA card, in bf16 if it has that, where there is one; else the CPU."""
     cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     if precision is None:
         precision = "bf16" if not cpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
@@ -297,26 +332,34 @@ def _largest_gradients(model: nn.Module, n: int = 3) -> str:
     return ", ".join(f"{name} {sizes[name]:.3g}" for name in order[:n])
 
 # %% ../nbs/07_training.ipynb #376e136d
-def _gradients(accelerator: Accelerator, model: nn.Module, group: list, loss: Callable, seed: int) -> tuple[float, float]:
-    """Leave the gradient of the mean loss over all tokens of a group of batches in the parameters; loss and tokens.
-
-    Each process takes its share of the group. `loss` gives the mean over a batch, alone or with the number of tokens.
+def _gradients(
+    accelerator: Accelerator, model: nn.Module, group: list, loss: Callable, seed: int
+) -> tuple[float, float]:
+    """Leave the gradient of the mean loss over a group's tokens in the parameters; gives loss and tokens.
+    Each process takes its share of the group. `loss` gives the mean over a batch, alone or with the number
+    of tokens.
     """
     sums = torch.zeros(2, device=accelerator.device)
     mine = group[accelerator.process_index :: accelerator.num_processes]
     for i, (number, batch) in enumerate(mine):
-        _seed_all(seed, "model", number)  # dropout depends on the batch, and not on who computes it or after what
+        _seed_all(seed, "model", number)  # dropout depends on the batch, not on who computes it or when
         with nullcontext() if i == len(mine) - 1 else accelerator.no_sync(model):
             result = loss(model, send_to_device(batch, accelerator.device))
             mean, tokens = result if isinstance(result, tuple) else (result, 1)
             if not isinstance(mean, Tensor) or mean.ndim or not mean.requires_grad:
-                raise TypeError("loss(model, batch) must give a scalar tensor that depends on the model's parameters, "
-                                f"alone or as (scalar, number of tokens); it gave {result!r}")
+                raise TypeError(
+                    "loss(model, batch) must give a scalar tensor that depends on the model's parameters, "
+                    f"alone or as (scalar, number of tokens); it gave {result!r}"
+                )
             accelerator.backward(mean * tokens)
-        sums += torch.stack([mean.detach().float() * tokens, torch.as_tensor(tokens, device=sums.device).float()])
+        sums += torch.stack(
+            [mean.detach().float() * tokens, torch.as_tensor(tokens, device=sums.device).float()]
+        )
     total, tokens = accelerator.reduce(sums).tolist()
     if tokens <= 0:
-        raise ValueError(f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn")
+        raise ValueError(
+            f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn"
+        )
     for p in model.parameters():
         if p.grad is not None:  # the processes' gradients were averaged; we want their sum, for each token
             p.grad.mul_(accelerator.num_processes / tokens)
@@ -342,22 +385,25 @@ def fit(
     compile: bool = False,
     evaluate: Callable[[nn.Module], dict[str, Real]] | None = None,
     evaluate_every: int | None = None,  # None: after the last update only
-    folder: str | os.PathLike | None = None,  # for checkpoints; a run that finds its own there goes on from it
+    folder: str | os.PathLike | None = None,  # for checkpoints; a run that finds its own goes on from it
     save_every: int = 500,
     live: bool = False,  # a plot that grows while the run goes on, in a notebook
 ) -> History:
-    """Train `model` for `steps` updates with AdamW and give the history; the model is left in evaluation mode.
+    """Train `model` for `steps` updates with AdamW; gives the history, leaves the model in evaluation mode.
+    `batches` is read again when it ends. `loss(model, batch)` gives the mean over the batch, alone (then
+    all batches weigh the same) or as `(mean, n)` with the number of tokens that it is the mean of (then all
+    tokens of an update weigh the same, however they are spread over batches and processes). It must call
+    `model(...)` itself: only then do compilation, precision and processes, which are Accelerate's, take
+    part.
 
-    `batches` is read again when it ends. `loss(model, batch)` gives the mean over the batch, alone (then all
-    batches weigh the same) or as `(mean, n)` with the number of tokens that it is the mean of (then all tokens of an update
-    weigh the same, however they are spread over batches and processes). It must call `model(...)` itself: only then
-    do compilation, precision and processes, which are Accelerate's, take part.
+    Data order and random numbers depend on `seed` and the batch's number alone (the global generators are
+    set for each batch), so a run that was killed and is started again with the same `folder` ends as if
+    nothing had happened. Several machines need a `folder` that all of them see.
 
-    Data order and random numbers depend on `seed` and the batch's number alone, so a run that was killed
-    and is started again with the same `folder` ends as if nothing had happened.
-
-    Raises ValueError for settings that make no sense, an empty batch, or batches that run out; FloatingPointError, before the
-    weights are touched, for a loss or gradient that isn't finite; CheckpointError for a checkpoint that can't be used.
+    Raises ValueError for settings that make no sense, an empty batch, or batches that run out; TypeError
+    for a loss function that gives no scalar or leaves the model out; FloatingPointError, before the weights
+    are touched, for a loss or gradient that isn't finite; CheckpointError for a checkpoint that can't be
+    used.
     """
     for name, value in {"steps": steps, "accumulate": accumulate, "save_every": save_every,
                         "evaluate_every": 1 if evaluate_every is None else evaluate_every}.items():
@@ -365,18 +411,29 @@ def fit(
             raise ValueError(f"{name}={value} must be at least 1")
     if not 0 <= warmup <= steps:
         raise ValueError(f"warmup={warmup} must lie between 0 and steps={steps}")
-    if clip is not None and clip <= 0:
+    if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip} must be positive, or None for no clipping")
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"lr={lr} must be finite and not negative")
     accelerator = _accelerator(precision)
     per_update = accumulate * accelerator.num_processes
-    plan = dict(steps=steps, lr=lr, schedule=getattr(schedule, "__name__", repr(schedule)), warmup=warmup,
-                batches_per_update=per_update, clip=clip, weight_decay=weight_decay, betas=list(betas), eps=eps, seed=seed,
-                precision=accelerator.mixed_precision)
-    groups, own_forward = decay_groups(model, weight_decay), "forward" in vars(model)
-    wrapped = accelerator.prepare_model(torch.compile(model) if compile else model)
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=accelerator.device.type in ("cpu", "cuda"))
+    name = getattr(schedule, "__name__", type(schedule).__name__)
+    plan = dict(steps=int(steps), lr=float(lr), schedule=name, warmup=int(warmup),
+                batches_per_update=int(per_update), clip=clip and float(clip),
+                weight_decay=float(weight_decay), betas=[float(beta) for beta in betas], eps=float(eps),
+                seed=int(seed), precision=accelerator.mixed_precision)
+    groups = decay_groups(model.to(accelerator.device), weight_decay)
+    fused = accelerator.device.type in ("cpu", "cuda")
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     history = load_checkpoint(folder, model, optimizer, plan) if folder and _steps(folder) else History()
+    begun = accelerator.gather(torch.tensor([len(history)], device=accelerator.device)).tolist()
+    if len(set(begun)) > 1:
+        raise CheckpointError(
+            f"the processes found checkpoints of updates {begun}: {folder} must be one that all see"
+        )
+    own_forward = "forward" in vars(model)
+    wrapped = accelerator.prepare_model(torch.compile(model) if compile else model)
     numbered = _numbered(batches, seed, skip=len(history) * per_update)
     bar = tqdm(initial=len(history), total=steps, leave=False, disable=not accelerator.is_main_process)
     picture = _LivePlot() if live and accelerator.is_main_process else None
@@ -386,12 +443,19 @@ def fit(
             started = time.perf_counter()
             optimizer.zero_grad()
             value, tokens = _gradients(accelerator, wrapped, list(islice(numbered, per_update)), loss, seed)
-            norm = get_total_norm([p.grad for p in trained if p.grad is not None])
-            if not math.isfinite(value) or not torch.isfinite(norm):
+            gradients = [p.grad for p in trained if p.grad is not None]
+            if not gradients:
+                raise TypeError("no parameter has a gradient: loss(model, batch) must use its model")
+            norm = get_total_norm(gradients)
+            size = norm.item()
+            if not math.isfinite(value) or not math.isfinite(size):
                 raise FloatingPointError(
-                    f"update {t}: the loss is {value:g} and the gradient's norm {norm:g}, after norms of "
-                    f"{[round(n, 3) for n in history.norm[-3:]]}; largest gradients: {_largest_gradients(model)}. The weights are "
-                    f"those after update {t - 1}. Try less than lr={lr:g}, more than warmup={warmup}, or a smaller clip")
+                    f"update {t}: the loss is {value:g} and the gradient's norm {size:g}, after norms of "
+                    f"{[round(n, 3) for n in history.norm[-3:]]}; "
+                    f"largest gradients: {_largest_gradients(model)}. "
+                    f"The weights are those after update {t - 1}. "
+                    f"Try less than lr={lr:g}, more than warmup={warmup}, or a smaller clip"
+                )
             if clip is not None:
                 clip_grads_with_norm_(trained, clip, norm)
             rate = lr * schedule(t, steps, warmup)
@@ -399,7 +463,7 @@ def fit(
                 group["lr"] = rate
             optimizer.step()
             for column, number in zip(("loss", "lr", "norm", "tokens", "seconds"),
-                                      (value, rate, norm.item(), tokens, time.perf_counter() - started)):
+                                      (value, rate, size, tokens, time.perf_counter() - started)):
                 getattr(history, column).append(number)
             if evaluate and (t == steps or evaluate_every and t % evaluate_every == 0):
                 model.eval()
@@ -410,7 +474,9 @@ def fit(
                 if accelerator.is_main_process:
                     save_checkpoint(folder, model, optimizer, history, plan)
                 accelerator.wait_for_everyone()
-            bar.set_postfix(loss=f"{value:.3f}", tokens_per_s=f"{history.tokens_per_second:,.0f}", refresh=False)
+            bar.set_postfix(
+                loss=f"{value:.3f}", tokens_per_s=f"{history.tokens_per_second:,.0f}", refresh=False
+            )
             bar.update()
             if picture:
                 picture.show(history, last=t == steps)
@@ -447,10 +513,9 @@ class _LivePlot:
 # %% ../nbs/07_training.ipynb #ee30123a
 @dataclass(frozen=True)
 class Shape:
-    """What decides a Transformer's cost. `n_layers` blocks predict; `encoder_layers` more read a source, if there are any.
-
-    `d_attention` is heads times head width, `d_model` unless given. `extra` counts matrix entries that each predicting
-    position meets beside its blocks and the output layer (BERT's transform: d_model squared).
+    """What decides a Transformer's cost. `n_layers` blocks predict; `encoder_layers` more may read a source.
+    `d_attention` is heads times head width, `d_model` unless given. `extra` counts matrix entries that each
+    predicting position meets beside its blocks and the output layer (BERT's transform: d_model squared).
     """
 
     vocab_size: int
@@ -469,13 +534,15 @@ class Shape:
     @property
     def target_matrices(self) -> int:
         """Matrix entries that a predicting position is multiplied with: blocks, output layer, `extra`."""
-        cross = 2 * self.d_model * self.width if self.encoder_layers else 0  # query and output of cross-attention
+        cross = (
+            2 * self.d_model * self.width if self.encoder_layers else 0
+        )  # query and output of cross-attention
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff + cross
         return self.n_layers * block + self.vocab_size * self.d_model + self.extra
 
     @property
     def source_matrices(self) -> int:
-        """Matrix entries that a source position is multiplied with: encoder, and the decoder's keys and values."""
+        """Matrix entries that a source position is multiplied with: encoder, the decoder's keys and values."""
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff
         cross = 2 * self.d_model * self.width
         return self.encoder_layers * block + (self.n_layers * cross if self.encoder_layers else 0)
@@ -487,48 +554,64 @@ class Shape:
 
 
 def training_flops(shape: Shape, target: int, source: int = 0) -> int:
-    """Floating-point operations to train on one sequence of `target` predicting positions (and `source` others).
-
-    Forward and backward: 6 for each matrix entry a position meets, 12 · width for each query and key that meet in a layer.
-    No saving from causal masks. Chowdhery et al. 2022, appendix B, extended to encoder-decoders.
+    """Floating-point operations to train on one sequence of `target` predicting positions, `source` others.
+    Forward and backward: 6 for each matrix entry a position meets, 12 · width for each query and key that
+    meet in a layer. No saving from causal masks. Chowdhery et al. 2022, appendix B, extended to
+    encoder-decoders.
     """
     if target < 1 or source < 0 or bool(source) != bool(shape.encoder_layers):
-        raise ValueError(f"target={target} must be at least 1, and source={source} positive just where the shape has an "
-                         f"encoder (it has {shape.encoder_layers} encoder layers)")
+        raise ValueError(
+            f"target={target} must be at least 1, and source={source} positive just where the shape has an "
+            f"encoder (it has {shape.encoder_layers} encoder layers)"
+        )
     meetings = shape.n_layers * target * (target + source) + shape.encoder_layers * source**2
     return 6 * (shape.target_matrices * target + shape.source_matrices * source) + 12 * shape.width * meetings
 
 # %% ../nbs/07_training.ipynb #d31041bc
-# Dense peak in FLOP/s with bf16 (fp16 where marked) inputs, from the makers' data sheets; halved where they count 2:4 sparsity.
+# Dense peak in FLOP/s with bf16 inputs (fp16 where a card has no bf16), from the makers' data sheets; halved
+# where these count 2:4 sparsity. A name without PCIe or NVL is the card with the faster socket, SXM.
 PEAK_RATES = {
-    "B200": 2250e12,  # NVIDIA DGX B200 data sheet
-    "H200": 989e12,  # NVIDIA H200 data sheet
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,  # NVIDIA H100 data sheet; the last is the SXM card
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12,  # NVIDIA data sheets; A10G: AWS
-    "RTX 4090": 165e12, "RTX 3090": 71e12,  # NVIDIA Ada and GA102 whitepapers, float32 accumulation
-    "V100": 125e12, "T4": 65e12, "P100": 21.2e12,  # fp16: these cards have no bf16
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "A10G": 70e12,  # A10G: as AWS prints it
+    "RTX 4090": 165e12, "RTX 3090": 71e12,  # whitepapers of Ada and GA102, float32 accumulation
+    "V100 PCIe": 112e12, "V100": 125e12, "T4": 65e12, "P100 PCIe": 18.7e12, "P100": 21.2e12,  # fp16
     "TPU v2": 46e12, "TPU v3": 123e12, "TPU v4": 275e12,  # a chip; Jouppi et al. 2020 and 2023
 }
 
 
 def peak_rate(device: str) -> float:
-    """Peak FLOP/s of a device by (part of) its name, as `torch.cuda.get_device_name()` gives it."""
-    found = [name for name in PEAK_RATES if set(name.lower().split()) <= set(device.lower().replace("-", " ").split())]
+    """Peak FLOP/s of a device by its name, as `torch.cuda.get_device_name()` gives it.
+    Raises ValueError for a device that isn't in `PEAK_RATES`, and for a slice of one (MIG), whose peak is a
+    part.
+    """
+    words = set(device.lower().replace("-", " ").split())
+    found = [name for name in PEAK_RATES if set(name.lower().split()) <= words and "mig" not in words]
     if not found:
-        raise ValueError(f"no peak rate known for {device!r}; known: {', '.join(PEAK_RATES)}. Pass the data sheet's number")
+        raise ValueError(
+            f"no peak rate known for {device!r}; known: {', '.join(PEAK_RATES)}. Pass the data sheet's number"
+        )
     return PEAK_RATES[max(found, key=len)]
 
 
 def mfu(flops_per_token: Real, tokens_per_second: Real, peak: Real) -> float:
-    """Model FLOPs utilisation (Chowdhery et al. 2022): the share of the peak FLOP/s that the model's arithmetic needs."""
+    """Model FLOPs utilisation: the share of the peak FLOP/s that the model's arithmetic needs.
+
+    Chowdhery et al. 2022, appendix B.
+    """
     return flops_per_token * tokens_per_second / peak
 
 # %% ../nbs/07_training.ipynb #e8c476a7
 def energy(watts: Real, hours: Real, pue: Real = 1.58) -> float:
-    """Kilowatt-hours at the meter for `watts` at the machine. Strubell et al. 2019, equation 1, with its data-centre overhead."""
+    """Kilowatt-hours at the meter for `watts` at the machine; `pue` is the data centre's overhead.
+
+    Strubell et al. 2019, equation 1.
+    """
     return watts * hours * pue / 1000
 
 
 def emissions(kwh: Real, pounds_per_kwh: Real = 0.954) -> float:
-    """Pounds of CO2 equivalent. Strubell et al. 2019, equation 2: the average of United States power in 2018."""
+    """Pounds of CO2 equivalent, by default by the EPA's average for United States power (2018).
+
+    Strubell et al. 2019, equation 2.
+    """
     return kwh * pounds_per_kwh

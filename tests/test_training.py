@@ -1,5 +1,6 @@
 "Training: one loop against plain PyTorch, runs that are killed, processes that share the work, and the arithmetic of cost."
 
+import inspect
 import json
 import math
 import os
@@ -106,6 +107,14 @@ if __name__ == "__main__":
             from safetensors.torch import save_file
             save_file(dict(model.state_dict()), folder + "/model.safetensors")
             history.save(folder + "/history.json")
+        private = folder + "/" + os.environ["RANK"]  # as on two machines without a common disk: only one has checkpoints
+        run(private, steps=5)
+        try:
+            run(private, steps=5)
+        except training.CheckpointError as error:
+            assert "checkpoints of updates [5, 0]" in str(error)
+        else:
+            raise AssertionError("the processes began at different updates")
 '''
 exec(compile(RUN, "run.py", "exec"), names := {"__name__": "run"})
 Tagger, token_loss, sequences, run = (names[name] for name in ("Tagger", "token_loss", "sequences", "run"))
@@ -292,6 +301,36 @@ def test_history(tmp_path):
     assert history.tokens_per_second == pytest.approx(sum(history.tokens) / sum(history.seconds))
     ax = history.plot()
     assert list(ax.lines[0].get_ydata()) == history.loss and len(ax.lines) == 3
+    history.metrics = [{"step": 5, "score": None}]
+    assert len(history.plot(ax=ax.figure.add_subplot()).lines) == 2
+
+
+def test_departures():
+    "The chapter's table: defaults, what decays, where schedules begin and end, how clipping rounds, no scaled loss."
+    defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
+    assert (defaults["betas"], defaults["eps"], defaults["weight_decay"]) == ((0.9, 0.999), 1e-8, 0.01)
+    assert {p.ndim for p in decay_groups(Tagger(), 0.01)[1]["params"]} == {1}
+    for steps, warmup in ((1, 0), (7, 3), (100, 20)):
+        assert 0 < linear(1, steps, warmup) <= 1 and linear(steps, steps, warmup) == 1 / (steps + 1 - max(1, warmup))
+    p = nn.Parameter(torch.zeros(3, dtype=torch.double))
+    p.grad = torch.full((3,), 2.0, dtype=torch.double)
+    training.clip_grads_with_norm_([p], 0.5, training.get_total_norm([p.grad]))
+    assert 0 < 0.5 - p.grad.norm() < 1e-6
+    assert all(training._accelerator(precision).scaler is None for precision in ("bf16", "fp32"))
+
+
+def test_optimizer_of_the_transformer_paper():
+    "Vaswani et al. 2017, section 5.3: with its settings `fit` is torch.optim.Adam."
+    data, model = list(batches(sequences(), 4)), Tagger(dropout=0.0).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    for batch in data[:10]:
+        optimizer.zero_grad()
+        token_loss(model, batch)[0].backward()
+        optimizer.step()
+    settings = dict(steps=10, warmup=0, schedule=constant, clip=None, weight_decay=0.0)
+    ours, _ = run(model=Tagger(dropout=0.0).double(), data=data, betas=(0.9, 0.98), eps=1e-9, **settings)
+    others, _ = run(model=Tagger(dropout=0.0).double(), data=data, **settings)
+    assert largest(ours, model) < 1e-6 < 1e-3 < largest(others, model)
 
 
 # Runs that stop and go on
@@ -340,6 +379,37 @@ def test_resumes_with_the_same_data(source, tmp_path):
     assert [p.name for p in training._steps(tmp_path)] == ["step-00000010", "step-00000015"]
     resumed, again = run(tmp_path, model=Tagger(seed=9), data=SOURCES[source]())
     assert same(whole, resumed) and again.loss == history.loss and again.norm == history.norm
+
+
+class Halves:
+    "A schedule that is an object, as a user may write one: its repr has an address that differs from process to process."
+    def __call__(self, t, steps, warmup):
+        return 0.5
+
+
+def test_schedule_without_a_name(tmp_path):
+    whole, _ = run(schedule=Halves())
+    stopped(tmp_path, at=18, schedule=Halves())
+    assert same(whole, run(tmp_path, model=Tagger(seed=9), schedule=Halves())[0])
+    assert json.loads((training._steps(tmp_path)[-1] / "state.json").read_text())["plan"]["schedule"] == "Halves"
+
+
+def test_numpy_settings(tmp_path):
+    "Numbers of NumPy, which JSON doesn't know, fail neither at the first checkpoint nor at the resume."
+    numpy = pytest.importorskip("numpy")
+    stopped(tmp_path, at=8, lr=numpy.float32(0.0625), clip=numpy.float32(1))
+    assert same(run(tmp_path, model=Tagger(seed=9), lr=0.0625, clip=1)[0], run(lr=0.0625)[0])
+
+
+def test_a_copy_of_a_checkpoint_is_the_users(tmp_path):
+    "It is neither resumed from nor thrown away."
+    import shutil
+    stopped(tmp_path, at=8)
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-best")
+    shutil.copytree(tmp_path / "step-00000005", tmp_path / "step-00000005-mine")
+    resumed, _ = run(tmp_path, model=Tagger(seed=9))
+    assert same(resumed, run()[0])
+    assert {p.name for p in tmp_path.iterdir()} == {"step-best", "step-00000005-mine", "step-00000025", "step-00000030"}
 
 
 def test_finished_run_is_read_and_not_repeated(tmp_path):
@@ -426,7 +496,8 @@ def test_gradient_that_is_not_finite():
 @pytest.mark.parametrize("settings, message", [
     (dict(steps=0), "steps=0 must be at least 1"), (dict(accumulate=0), "accumulate=0"), (dict(save_every=0), "save_every=0"),
     (dict(evaluate_every=0), "evaluate_every=0"), (dict(warmup=31), "warmup=31 must lie between 0 and steps=30"),
-    (dict(clip=0.0), "clip=0.0"), (dict(precision="fp16"), "precision='fp16' must be"), (dict(data=iter([])), "ran out after 0"),
+    (dict(clip=0.0), "clip=0.0"), (dict(clip=math.nan), "clip=nan"), (dict(lr=math.inf), "lr=inf must be finite"),
+    (dict(lr=-1), "lr=-1 must be"), (dict(precision="fp16"), "precision='fp16' must be"), (dict(data=iter([])), "ran out after 0"),
     (dict(data=[torch.zeros(0, 3)]), "batch 0 is empty"), (dict(data=[()]), "batch 0 is empty"),
     (dict(loss=lambda m, b: (token_loss(m, b)[0], 0)), "counted 0 tokens in batches 0 to 0")])
 def test_bad_settings(settings, message):
@@ -440,6 +511,22 @@ def test_bad_settings(settings, message):
 def test_bad_loss(result):
     with pytest.raises(TypeError, match="must give a scalar tensor"):
         run(loss=lambda model, batch: result)
+
+
+def test_loss_of_another_model():
+    "A closure over the wrong model would train nothing, without a word."
+    other = Tagger()
+    with pytest.raises(TypeError, match="must use its model"):
+        run(loss=lambda model, batch: token_loss(other, batch))
+
+
+def test_refused_run_leaves_the_model_as_it_was(tmp_path):
+    "In bf16 the forward pass is wrapped while a run lasts, and only then."
+    run(tmp_path, steps=5)
+    model = Tagger()
+    with pytest.raises(CheckpointError, match="precision is bf16 here and no there"):
+        run(tmp_path, model=model, steps=5, precision="bf16")
+    assert "forward" not in vars(model) and model(batches(sequences(), 4).__iter__().__next__().src).dtype == torch.float32
 
 
 def test_data_that_run_out_can_be_followed_by_more(tmp_path):
@@ -505,6 +592,24 @@ def test_tied_weights_and_buffers(tmp_path):
     load_checkpoint(tmp_path, other)
     assert same(model, other) and other.head.weight is other.embedding.weight and other.count == 3
     assert (tmp_path / "step-00000001" / "model.safetensors").stat().st_size < 400
+
+
+def test_checkpoints_overwrite_nothing(tmp_path):
+    "And other optimizers' tensors are kept too; what isn't a tensor isn't theirs to keep."
+    model, other = Tagger(), Tagger(seed=1)
+    optimizer, fresh = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, other))
+    token_loss(model, next(iter(batches(sequences(), 4))))[0].backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, model, optimizer, History(loss=[1.0]))
+    with pytest.raises(FileExistsError, match="step-00000001 exists"):
+        save_checkpoint(tmp_path, model, optimizer, History(loss=[2.0]))
+    with pytest.raises(ValueError, match="keep=0"):
+        save_checkpoint(tmp_path, model, optimizer, History(loss=[1.0, 2.0]), keep=0)
+    assert load_checkpoint(tmp_path, other, fresh).loss == [1.0] and same(model, other)
+    assert torch.equal(fresh.state[other.head.weight]["momentum_buffer"], optimizer.state[model.head.weight]["momentum_buffer"])
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain.step()
+    save_checkpoint(tmp_path, model, plain, History(loss=[1.0, 2.0]))
 
 
 def test_checkpoints_are_no_pickles(tmp_path):
@@ -576,9 +681,12 @@ def test_bad_lengths():
 def test_peak_rates():
     assert peak_rate("NVIDIA H100 80GB HBM3") == 989e12 and peak_rate("NVIDIA H100 PCIe") == 756e12
     assert peak_rate("NVIDIA L40S") == 362e12 and peak_rate("NVIDIA L4") == 121e12 and peak_rate("Tesla T4") == 65e12
+    assert peak_rate("Tesla V100-PCIE-16GB") == 112e12 and peak_rate("Tesla V100-SXM2-32GB") == 125e12
+    assert peak_rate("Tesla P100-PCIE-16GB") == 18.7e12 and peak_rate("TPU v3") == 123e12
     assert peak_rate("NVIDIA A100-SXM4-80GB") == 312e12 and peak_rate("NVIDIA GeForce RTX 4090") == 165e12
-    with pytest.raises(ValueError, match="no peak rate known for 'Abacus'"):
-        peak_rate("Abacus")
+    for unknown in ("Abacus", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""):  # a slice of a card has a part of its peak
+        with pytest.raises(ValueError, match=f"no peak rate known for '{unknown}'"):
+            peak_rate(unknown)
 
 
 def test_mfu_of_palm():
