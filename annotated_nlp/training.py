@@ -415,11 +415,12 @@ def fit(
         raise ValueError(f"clip={clip} must be positive, or None for no clipping")
     if not 0 <= lr < math.inf:
         raise ValueError(f"lr={lr} must be finite and not negative")
+    lr, clip = float(lr), clip and float(clip)  # JSON doesn't know NumPy's numbers
     accelerator = _accelerator(precision)
     per_update = accumulate * accelerator.num_processes
     name = getattr(schedule, "__name__", type(schedule).__name__)
-    plan = dict(steps=int(steps), lr=float(lr), schedule=name, warmup=int(warmup),
-                batches_per_update=int(per_update), clip=clip and float(clip),
+    plan = dict(steps=int(steps), lr=lr, schedule=name, warmup=int(warmup),
+                batches_per_update=int(per_update), clip=clip,
                 weight_decay=float(weight_decay), betas=[float(beta) for beta in betas], eps=float(eps),
                 seed=int(seed), precision=accelerator.mixed_precision)
     groups = decay_groups(model.to(accelerator.device), weight_decay)
