@@ -29,6 +29,7 @@ def scaled_dot_product(
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "*b n w"], Float[Tensor, "*b n m"]]:
     """softmax(q k^T · scale + bias) v by hand: the output, and the weights before dropout.
+
     Vaswani et al. 2017, section 3.2.1. `scale` is 1/√k if not given. `mask` is True where a query may
     attend; -inf in `bias` forbids a pair too. A query that may attend to nothing gets zeros for weights and
     output.
@@ -74,6 +75,7 @@ def fused_attention(
     causal: bool = False,
 ) -> Float[Tensor, "b h n w"]:
     """The output of `scaled_dot_product` from PyTorch's fused kernels; `causal` adds `causal_mask`.
+
     Rows that `mask` empties give zeros in every kernel; those that only -inf in `bias` empties are left to
     the kernel. Raises ValueError if `k` and `v` differ in length: a kernel would read past the shorter one.
     """
@@ -99,6 +101,7 @@ def _with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> T
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values of one attention layer for `t` positions; the caller knows how many are filled.
+
     For inference, under `torch.no_grad`. For cross-attention: the memory's keys and values
     (`Attention.remember`).
     """
@@ -137,6 +140,7 @@ class KVCache:
 # %% ../nbs/05_attention.ipynb #a1e4c55c
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2): of x, or of a memory if `d_memory` is given.
+
     `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `bias` is that of the four projections;
     `dropout` acts on the weights; `causal` hides later positions. Raises ValueError for sizes, masks and
     calls that don't fit.
@@ -185,6 +189,7 @@ class Attention(nn.Module):
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
         """Output, and with `need_weights` also the weights (before dropout) of each head.
+
         `mask` is True where attention is allowed, for keys (b m) or pairs (b n m). With a cache, `x` holds
         positions `start`, `start` + 1, ... and m counts all positions so far; a cross-attention's cache
         replaces `memory`.

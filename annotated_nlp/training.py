@@ -104,6 +104,7 @@ def _rows(batch: Any) -> int | None:
 
 def _numbered(batches: Iterable, seed: int, skip: int) -> Iterator[tuple[int, Any]]:
     """(number, batch) pairs without end from number `skip` on, the same whether or not the run began there.
+
     Batch k is drawn with the random state of (seed, k). Batches that have an `epoch` and a length are
     entered at the right epoch; others are read from the start and dropped up to `skip`.
     """
@@ -230,6 +231,7 @@ def save_checkpoint(
     keep: int = 2,
 ) -> Path:
     """Write `folder/step-N/`: weights and optimizer as safetensors, history and plan as JSON. Gives its path.
+
     All is written under another name, flushed and then renamed, so a checkpoint is there whole or not at
     all. The newest `keep` stay. Raises ValueError for a `keep` below 1, FileExistsError where update N has
     its checkpoint.
@@ -276,6 +278,7 @@ def load_checkpoint(
     plan: dict | None = None,
 ) -> History:
     """Bring `model` (and `optimizer`) into the state of the newest checkpoint in `folder`; gives its history.
+
     Raises FileNotFoundError when there is none, CheckpointError when it is damaged, or of a model or plan
     that differs. Nothing is changed before all has been read and compared.
     """
@@ -336,6 +339,7 @@ def _gradients(
     accelerator: Accelerator, model: nn.Module, group: list, loss: Callable, seed: int
 ) -> tuple[float, float]:
     """Leave the gradient of the mean loss over a group's tokens in the parameters; gives loss and tokens.
+
     Each process takes its share of the group. `loss` gives the mean over a batch, alone or with the number
     of tokens.
     """
@@ -390,6 +394,7 @@ def fit(
     live: bool = False,  # a plot that grows while the run goes on, in a notebook
 ) -> History:
     """Train `model` for `steps` updates with AdamW; gives the history, leaves the model in evaluation mode.
+
     `batches` is read again when it ends. `loss(model, batch)` gives the mean over the batch, alone (then
     all batches weigh the same) or as `(mean, n)` with the number of tokens that it is the mean of (then all
     tokens of an update weigh the same, however they are spread over batches and processes). It must call
@@ -515,6 +520,7 @@ class _LivePlot:
 @dataclass(frozen=True)
 class Shape:
     """What decides a Transformer's cost. `n_layers` blocks predict; `encoder_layers` more may read a source.
+
     `d_attention` is heads times head width, `d_model` unless given. `extra` counts matrix entries that each
     predicting position meets beside its blocks and the output layer (BERT's transform: d_model squared).
     """
@@ -556,6 +562,7 @@ class Shape:
 
 def training_flops(shape: Shape, target: int, source: int = 0) -> int:
     """Floating-point operations to train on one sequence of `target` predicting positions, `source` others.
+
     Forward and backward: 6 for each matrix entry a position meets, 12 · width for each query and key that
     meet in a layer. No saving from causal masks. Chowdhery et al. 2022, appendix B, extended to
     encoder-decoders.
@@ -582,6 +589,7 @@ PEAK_RATES = {
 
 def peak_rate(device: str) -> float:
     """Peak FLOP/s of a device by its name, as `torch.cuda.get_device_name()` gives it.
+
     Raises ValueError for a device that isn't in `PEAK_RATES`, and for a slice of one (MIG), whose peak is a
     part.
     """
