@@ -149,7 +149,8 @@ class Sublayer(nn.Module):
 
     def __init__(self, config: BlockConfig, f: nn.Module):
         super().__init__()
-        self.f, self.norm, self.norm_first = f, NORMS[config.norm](config), config.norm_first
+        self.f, self.norm = f, NORMS[config.norm](config)
+        self.norm_first = config.norm_first
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Float[Tensor, "b n d"], **others) -> Float[Tensor, "b n d"]:
@@ -212,7 +213,8 @@ class Block(nn.Module):
     ) -> BlockCache:
         """Room for `max_len` places, and the memory's keys and values, computed once."""
         own = self.attention.f.new_cache(batch_size, max_len)
-        return BlockCache(own, None if self.cross is None else self.cross.f.remember(memory))
+        across = None if self.cross is None else self.cross.f.remember(memory)
+        return BlockCache(own, across)
 
 # %% ../nbs/06_transformer.ipynb #a2f74f3d
 class Stack(nn.Module):
@@ -274,7 +276,9 @@ class TransformerConfig(BlockConfig):
         sizes = self.src_vocab_size, self.tgt_vocab_size
         _at_least(1, n_layers=self.n_layers, max_len=self.max_len)
         if not 0 <= self.pad_id < min(sizes):
-            raise ValueError(f"pad_id={self.pad_id} must be a token of both vocabularies, {sizes}")
+            raise ValueError(
+                f"pad_id={self.pad_id} must be a token of both vocabularies, {sizes}"
+            )
         if self.shared_vocab and sizes[0] != sizes[1]:
             raise ValueError(f"shared_vocab=True needs vocabularies of one size, not {sizes}")
 
@@ -318,10 +322,10 @@ def _initialise(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    for name, p in model.named_parameters():
-        if p.ndim == 2 and name.endswith("weight") and "tokens" not in name:
-            parts = {"qkv": 3, "kv": 2}.get(name.split(".")[-2], 1)  # projections side by side
-            for part in p.chunk(parts):
+    side_by_side = {"qkv": 3, "kv": 2}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            for part in module.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
                 nn.init.xavier_uniform_(part)
 
 # %% ../nbs/06_transformer.ipynb #1491684d
@@ -390,7 +394,7 @@ class Transformer(nn.Module):
         src_mask: Bool[Tensor, "b m"] | None = None,
         max_len: int | None = None,
     ) -> TransformerState:
-        """The state before the first token, with room for `max_len`; the model's if not given."""
+        """Before the first token, with room for `max_len` (the model's if not given)."""
         memory, mask = self.encode(src, src_mask)
         caches = self.decoder.new_caches(len(src), max_len or self.config.max_len, memory)
         return TransformerState(caches, mask, 0)
