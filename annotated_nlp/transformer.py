@@ -112,6 +112,8 @@ class BlockConfig:
 
     def __post_init__(self):
         _at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff)
+        _at_least(1, d_head=1 if self.d_head is None else self.d_head)
+        _at_least(0, eps=self.eps)
         _one_of(NORMS, norm=self.norm)
         _one_of(ACTIVATIONS, activation=self.activation)
         if not 0 <= self.dropout < 1:
@@ -212,6 +214,11 @@ class Block(nn.Module):
         self, batch_size: int, max_len: int, memory: Float[Tensor, "b l d"] | None = None
     ) -> BlockCache:
         """Room for `max_len` places, and the memory's keys and values, computed once."""
+        if (self.cross is None) != (memory is None):
+            raise ValueError(
+                f"memory is {'given' if self.cross is None else 'missing'}: a block reads one if "
+                "it was made with cross=True, and must then be given it"
+            )
         own = self.attention.f.new_cache(batch_size, max_len)
         across = None if self.cross is None else self.cross.f.remember(memory)
         return BlockCache(own, across)
@@ -275,6 +282,7 @@ class TransformerConfig(BlockConfig):
         super().__post_init__()
         sizes = self.src_vocab_size, self.tgt_vocab_size
         _at_least(1, n_layers=self.n_layers, max_len=self.max_len)
+        _at_least(1, src_vocab_size=sizes[0], tgt_vocab_size=sizes[1])
         if not 0 <= self.pad_id < min(sizes):
             raise ValueError(
                 f"pad_id={self.pad_id} must be a token of both vocabularies, {sizes}"
@@ -315,14 +323,14 @@ class Embedding(nn.Module):
 
 # %% ../nbs/06_transformer.ipynb #80b4c576
 @torch.no_grad()
-def _initialise(model: nn.Module) -> None:
+def _initialise(model: "Transformer") -> None:
     "Glorot's uniform matrices, embeddings of variance 1/d, biases of zero."
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    side_by_side = {"qkv": 3, "kv": 2}
+    side_by_side = {"qkv": 3, "kv": 2, "up": 1 + model.config.gated}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             for part in module.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
@@ -395,8 +403,10 @@ class Transformer(nn.Module):
         max_len: int | None = None,
     ) -> TransformerState:
         """Before the first token, with room for `max_len` (the model's if not given)."""
+        max_len = self.config.max_len if max_len is None else max_len
+        _at_least(1, max_len=max_len)
         memory, mask = self.encode(src, src_mask)
-        caches = self.decoder.new_caches(len(src), max_len or self.config.max_len, memory)
+        caches = self.decoder.new_caches(len(src), max_len, memory)
         return TransformerState(caches, mask, 0)
 
     @torch.no_grad()
@@ -404,7 +414,14 @@ class Transformer(nn.Module):
         self, ids: Int[Tensor, "b"], state: TransformerState
     ) -> tuple[Float[Tensor, "b v"], TransformerState]:
         """Consume one token a row: the next token's logits, and the state after it."""
-        x = self.tgt_embedding(rearrange(ids, "b -> b 1"), state.length)
+        if ids.shape != state.mask.shape[:1]:
+            raise ValueError(
+                f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the "
+                f"state's b = {len(state.mask)} rows"
+            )
+        ids = rearrange(ids, "b -> b 1")
+        _check_ids("ids", ids, self.config.tgt_vocab_size)
+        x = self.tgt_embedding(ids, state.length)
         x = self.decoder(x, memory_mask=state.mask, caches=state.caches, start=state.length)
         return self.tgt_embedding.logits(x)[:, 0], replace(state, length=state.length + 1)
 
@@ -436,15 +453,28 @@ def smoothed_cross_entropy(
 
     The wanted distribution has 1 - `smoothing` on the target and the rest spread over all
     tokens whose logit isn't -inf. Szegedy et al. 2016, section 7; Vaswani et al. 2017,
-    section 5.4. Raises ValueError for a `smoothing` outside [0, 1].
+    section 5.4. Raises ValueError for a `smoothing` outside [0, 1], wrong shapes and dtypes.
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing} must be at least 0 and at most 1")
+    if mask.dtype != torch.bool or targets.is_floating_point():
+        raise ValueError(
+            f"mask is {mask.dtype}, targets is {targets.dtype}; they must be boolean (True at "
+            "real tokens) and token ids"
+        )
+    if logits.ndim != 3 or not logits.shape[:2] == targets.shape == mask.shape:
+        shapes = [tuple(x.shape) for x in (logits, targets, mask)]
+        raise ValueError(
+            "logits, targets and mask must have shapes (b, n, v), (b, n) and (b, n), not "
+            f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
+        )
     precise = torch.promote_types(logits.dtype, torch.float32)
-    logits = logits.to(precise).masked_fill(~rearrange(mask, "b n -> b n 1"), 0.0)
-    targets = rearrange(targets.masked_fill(~mask, 0), "b n -> b n 1")
-    right = logits.take_along_dim(targets, -1)[..., 0]
-    possible = logits > -math.inf
-    mean = logits.masked_fill(~possible, 0.0).sum(-1) / possible.sum(-1)
-    losses = logits.logsumexp(-1) - (1 - smoothing) * right - smoothing * mean
+    logits = logits.masked_fill(
+        ~rearrange(mask, "b n -> b n 1"), 0.0
+    )  # NaN there is no matter
+    log_probs = logits.log_softmax(-1, dtype=precise)
+    targets = rearrange(targets.masked_fill(~mask, 0).long(), "b n -> b n 1")
+    right, possible = log_probs.gather(-1, targets)[..., 0], log_probs > -math.inf
+    mean = log_probs.masked_fill(~possible, 0.0).sum(-1) / possible.sum(-1)
+    losses = -(1 - smoothing) * right - smoothing * mean
     return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
