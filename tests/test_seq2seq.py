@@ -192,6 +192,21 @@ def test_starts_with_open_forget_gates(layer):
             assert torch.equal(p, before[name])
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_every_lstm_of_a_model_starts_so(bidirectional):
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(13, 11, 16, n_layers=2, bidirectional=bidirectional))
+    layers = [module for module in model.modules() if isinstance(module, nn.LSTM)]
+    assert len(layers) == 2 * (1 + bidirectional) + 1
+    for layer in layers:
+        d = layer.hidden_size
+        for name, p in layer.named_parameters():
+            if name.startswith("weight_hh"):
+                assert all(torch.allclose(gate @ gate.T, torch.eye(d), atol=1e-5) for gate in p.split(d))
+            elif name.startswith("bias_ih"):
+                assert ((p[d : 2 * d] - 1).abs() <= d**-0.5).all() and (p[2 * d :].abs() <= d**-0.5).all()
+
+
 # The whole model
 
 CONFIG = dict(src_vocab_size=13, tgt_vocab_size=11, d_model=8)
