@@ -28,7 +28,8 @@ def device() -> str:
 def _hardware() -> str:
     if device() == "cuda":
         return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'s' * (threads > 1)}"
 
 
 def machine() -> str:
