@@ -48,10 +48,11 @@ def _positive(**counts: int) -> None:
 
 
 def _check_start(start: Tensor) -> None:
-    if start.ndim != 1 or start.is_floating_point():
+    if start.ndim != 1 or start.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"start must hold one token id a row, shape (b,), got {start.dtype} of shape "
-            f"{tuple(start.shape)}; of a longer prompt, feed all but the last token beforehand"
+            "start must hold one token id a row, int32 or int64 of shape (b,), got "
+            f"{start.dtype} of shape {tuple(start.shape)}; of a longer prompt, feed all but "
+            "the last token beforehand"
         )
 
 
@@ -65,7 +66,7 @@ def _refuse(broken: Bool[Tensor, "..."]) -> None:
 
 # %% ../nbs/04_decoding.ipynb #174299c2
 def _log_probs(
-    step: Step, ids: Int[Tensor, "b"], state: State
+    step: Step, ids: Int[Tensor, "b"], state: State, stop_id: int | None
 ) -> tuple[Float[Tensor, "b v"], State]:
     """Feed one token a row; the next token's log-probabilities, in float32 at least."""
     logits, state = step(ids, state)
@@ -73,6 +74,11 @@ def _log_probs(
         raise ValueError(
             f"step must return logits of shape ({len(ids)}, vocabulary), got "
             f"{tuple(logits.shape)}; a model that returns every position needs [:, -1]"
+        )
+    if stop_id is not None and not 0 <= stop_id < logits.shape[1]:
+        raise ValueError(
+            f"stop_id={stop_id} is none of the {logits.shape[1]} tokens that the model gives "
+            "logits for, so nothing would ever end"
         )
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(-1, dtype=dtype), state
@@ -96,13 +102,12 @@ def _left_to_right(
     running = torch.ones_like(start, dtype=torch.bool)
     token, n = start, 0
     while n < max_new_tokens and len(start):
-        log_probs, state = _log_probs(step, token, state)
+        log_probs, state = _log_probs(step, token, state, stop_id)
         token = pick(log_probs)
         gain = log_probs.take_along_dim(token[:, None], 1)[:, 0]
         scores = scores + torch.where(running, gain, 0.0)
         lengths += running
-        token = torch.where(running, token, pad_id)
-        ids[:, n] = token
+        ids[:, n] = torch.where(running, token, pad_id)
         n += 1
         if stop_id is not None:
             running &= token != stop_id
@@ -126,9 +131,9 @@ def greedy(
 
     `start` holds each row's last token that is not yet in `state`: [BOS] for a translator, the
     prompt's last token for a language model. A row ends with `stop_id` or after
-    `max_new_tokens` tokens; after its end it is fed `pad_id`, which must be an id that the
-    model knows. Raises ValueError for a bad `start`, for `max_new_tokens` below 1 and for
-    logits that are no distribution.
+    `max_new_tokens` tokens; what is left of it holds `pad_id`, which the model never sees.
+    Raises ValueError for a bad `start`, `max_new_tokens` below 1, a `stop_id` that is no token
+    of the model, and logits that are no distribution.
     """
 
     def pick(log_probs: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
@@ -183,12 +188,12 @@ def beam_search(
     hypothesis can still beat the worst of its `beam` finished ones; at `max_new_tokens` the
     live ones count as finished. With penalty 0, `beam` 1 is greedy decoding. Equal to
     `transformers`' generate with `early_stopping="never"`. Length: Wu et al. 2016, section 7.
-    Raises ValueError as `greedy` does, for `beam` below 1 and for a negative `length_penalty`.
+    Raises ValueError as `greedy` does, for `beam` below 1 and `length_penalty` outside [0, 10].
     """
     _check_start(start)
     _positive(beam=beam, max_new_tokens=max_new_tokens)
-    if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be finite, at least 0, got {length_penalty!r}")
+    if not 0 <= length_penalty <= 10:  # above, scores over a power of the length underflow
+        raise ValueError(f"length_penalty must be between 0 and 10, got {length_penalty!r}")
     b, rows = len(start), torch.arange(len(start), device=start.device)
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)
     live_scores = torch.full((b, beam), -math.inf, device=start.device)
@@ -199,7 +204,7 @@ def beam_search(
     token = repeat(start, "b -> (b k)", k=beam)
     state = state.reorder(repeat(rows, "b -> (b k)", k=beam)) if b else state
     for n in range(1, max_new_tokens + 1) if b else ():
-        log_probs, state = _log_probs(step, token, state)
+        log_probs, state = _log_probs(step, token, state, stop_id)
         # Grow every live hypothesis by every token; the 2k best of each sentence are candidates.
         log_probs = rearrange(log_probs, "(b k) v -> b k v", b=b)
         alive, v = live_scores > -math.inf, log_probs.shape[-1]
@@ -249,11 +254,11 @@ def filter_logits(
 ) -> Float[Tensor, "b v"]:
     """Logits over `temperature`, with -inf for every token that may not be drawn.
 
-    The best logit is shifted to 0. Tokens stay if they are among the `top_k` best and in the
-    nucleus: the smallest set of most probable tokens whose probability, after temperature and
-    `top_k`, reaches `top_p`. Of equals the lower ids stay. Top-k: Fan et al. 2018; nucleus:
-    Holtzman et al. 2020, section 3.1. Raises ValueError for `temperature` not above 0, `top_k`
-    below 1 and `top_p` outside (0, 1].
+    In float32 at least, with the best logit shifted to 0. Tokens stay if they are among the
+    `top_k` best and in the nucleus: the smallest set of most probable tokens whose probability,
+    after temperature and `top_k`, reaches `top_p`. Of equals the lower ids stay. Top-k: Fan et
+    al. 2018; nucleus: Holtzman et al. 2020, section 3.1. Raises ValueError for `temperature`
+    not above 0, `top_k` below 1 and `top_p` outside (0, 1].
     """
     if not 0 < temperature < math.inf:
         raise ValueError(
@@ -263,13 +268,15 @@ def filter_logits(
         _positive(top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
-    # With the best at 0 nothing overflows, however low the temperature.
+    # With the best at 0 nothing overflows, and no temperature is so low that it counts as 0.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    temperature = max(temperature, torch.finfo(torch.float32).tiny)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is None and top_p in (None, 1):
         return logits
     falling, order = logits.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
-        falling[:, top_k:] = -math.inf
+        falling[..., top_k:] = -math.inf
     if top_p not in (None, 1):
         probs = falling.softmax(-1)
         falling = falling.masked_fill(probs.cumsum(-1) - probs >= top_p, -math.inf)

@@ -102,6 +102,16 @@ class GRUCell(Cell):
         return ((1 - z) * candidate + z * h)[None]
 
 # %% ../nbs/03_seq2seq.ipynb #340308f5
+def _without_padding(x: Tensor, mask: Tensor) -> Tensor:
+    "The inputs with zeros at padding, so that NaN there spoils no gradient."
+    if mask.shape != x.shape[:2] or mask.dtype != torch.bool or x.shape[1] == 0:
+        raise ValueError(
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; for inputs {tuple(x.shape)} "
+            "it must be boolean, True at real steps, of shape (b, n) with n >= 1"
+        )
+    return x.masked_fill(~mask[..., None], 0.0)
+
+
 def _scan(
     cell: Cell, x: Tensor, mask: Tensor, state: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor]:
@@ -124,13 +134,30 @@ def _cells(name: str) -> tuple[type[Cell], type[nn.RNNBase]]:
         )
     return CELLS[name]
 
+
+def _stack(
+    make: Callable[[int, int], nn.Module],
+    d_in: int,
+    d_hidden: int,
+    n_layers: int,
+    bidirectional: bool,
+) -> nn.ModuleList:
+    "For each layer one cell a direction, as wide as the layer below gives."
+    if n_layers < 1:
+        raise ValueError(f"n_layers={n_layers} must be at least 1")
+    widths = [d_in] + [(1 + bidirectional) * d_hidden] * (n_layers - 1)
+    return nn.ModuleList(
+        nn.ModuleList(make(width, d_hidden) for _ in range(1 + bidirectional))
+        for width in widths
+    )
+
 # %% ../nbs/03_seq2seq.ipynb #bc0914aa
 class RNN(nn.Module):
     """A cell run over time, written as a loop: layers, both directions, padding skipped.
 
     The same function as `nn.RNN`, `nn.GRU` or `nn.LSTM` on a packed sequence. It is for
     reading and for checking: `FusedRNN` computes it faster. Raises ValueError for an
-    unknown `cell`.
+    unknown `cell`, `n_layers` below 1 and a mask that doesn't fit the inputs.
     """
 
     def __init__(
@@ -142,11 +169,7 @@ class RNN(nn.Module):
         bidirectional: bool = False,
     ):
         super().__init__()
-        make, n_directions = _cells(cell)[0], 1 + bidirectional
-        widths = [d_in] + [n_directions * d_hidden] * (n_layers - 1)
-        self.layers = nn.ModuleList(
-            nn.ModuleList(make(w, d_hidden) for _ in range(n_directions)) for w in widths
-        )
+        self.layers = _stack(_cells(cell)[0], d_in, d_hidden, n_layers, bidirectional)
 
     def forward(
         self, x: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None = None
@@ -156,7 +179,7 @@ class RNN(nn.Module):
         Final states are ordered as in PyTorch: layer by layer, forward before backward.
         """
         mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-        finals = []
+        x, finals = _without_padding(x, mask), []
         for directions in self.layers:
             outputs = []
             for cell, backward in zip(directions, (False, True)):
@@ -172,7 +195,7 @@ class FusedRNN(nn.Module):
     """The same function as `RNN` from PyTorch's fused layers, cuDNN's on a GPU.
 
     Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal
-    recurrent matrices and open forget gates. Raises ValueError for an unknown `cell`.
+    recurrent matrices and open forget gates. Raises ValueError as `RNN` does.
     """
 
     def __init__(
@@ -185,13 +208,13 @@ class FusedRNN(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        make, n_directions = _cells(cell)[1], 1 + bidirectional
-        widths = [d_in] + [n_directions * d_hidden] * (n_layers - 1)
-        self.layers = nn.ModuleList(
-            nn.ModuleList(
-                start_well(make(w, d_hidden, batch_first=True)) for _ in range(n_directions)
-            )
-            for w in widths
+        layer = _cells(cell)[1]
+        self.layers = _stack(
+            lambda width, d: start_well(layer(width, d, batch_first=True)),
+            d_in,
+            d_hidden,
+            n_layers,
+            bidirectional,
         )
         self.dropout = nn.Dropout(dropout)
 
@@ -202,6 +225,7 @@ class FusedRNN(nn.Module):
 
         A row without any real token gives zeros. Dropout acts between layers.
         """
+        x = _without_padding(x, mask)
         n, position = x.shape[1], torch.arange(x.shape[1], device=x.device)
         last = rearrange(mask.sum(1) - 1, "b -> b 1 1").clamp(min=0)
         for depth, directions in enumerate(self.layers):
@@ -278,10 +302,10 @@ class Seq2Seq(nn.Module):
     parameters, lets the decoder look at every source state after its recurrence has run.
     Shapes: query and context `b n d`, keys `b m d`, mask `b m`, weights `b n m`.
 
-    Raises ValueError for an unknown cell, an odd `d_model` with a bidirectional encoder, a
-    `pad_id` outside a vocabulary, wrong shapes, an empty batch, and a source row without
-    any real token. (The last on the CPU only, because looking would make a GPU wait: there
-    such a row encodes as zeros.)
+    Raises ValueError for an unknown cell, `n_layers` below 1, an odd `d_model` with a
+    bidirectional encoder, a `pad_id` outside a vocabulary, wrong shapes and types, an empty
+    batch; and, on the CPU only, because looking would make a GPU wait, for ids outside the
+    vocabulary and a source row without any real token (on a GPU it encodes as zeros).
     """
 
     def __init__(self, config: Seq2SeqConfig, attention: Callable | None = None):
@@ -338,10 +362,10 @@ class Seq2Seq(nn.Module):
     ) -> Float[Tensor, "b n v"]:
         """Logits for the token after each of `tgt`, the target shifted right, BOS first."""
         state = self.start(src, src_mask)
-        if tgt.ndim != 2 or len(tgt) != len(src) or tgt.numel() == 0:
+        self._check_ids("tgt", tgt, self.config.tgt_vocab_size)
+        if len(tgt) != len(src):
             raise ValueError(
-                f"tgt of shape {tuple(tgt.shape)} must be (b, n) with n >= 1 "
-                f"and src's b = {len(src)}"
+                f"tgt of shape {tuple(tgt.shape)} must have as many rows as src, {len(src)}"
             )
         return self._decode(tgt, state)[0]
 
@@ -361,22 +385,33 @@ class Seq2Seq(nn.Module):
         hidden = torch.stack(hx) if self.n_states == 2 else hx[None]
         return self.head(self.dropout(s)), Seq2SeqState(hidden, state.memory, state.mask)
 
+    @staticmethod
+    def _may_look(x: Tensor) -> bool:
+        "Whether asking for a value is free: on a GPU Python would have to wait for it."
+        return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+    def _check_ids(self, name: str, ids: Tensor, vocab_size: int) -> None:
+        if ids.ndim != 2 or ids.numel() == 0 or ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"{name} of shape {tuple(ids.shape)} and {ids.dtype} must hold int32 or "
+                "int64 ids, one row a sequence, with at least one row and one column"
+            )
+        if self._may_look(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise ValueError(
+                f"{name} holds ids from {ids.min()} to {ids.max()}; its vocabulary has "
+                f"{vocab_size}, from 0 to {vocab_size - 1}"
+            )
+
     def _checked_mask(self, src: Tensor, mask: Tensor | None) -> Tensor:
-        if src.ndim != 2 or src.numel() == 0:
-            raise ValueError(
-                f"src of shape {tuple(src.shape)} must be (b, m) with b >= 1 and m >= 1"
-            )
+        self._check_ids("src", src, self.config.src_vocab_size)
         mask = src != self.config.pad_id if mask is None else mask
-        if mask.shape != src.shape or mask.dtype != torch.bool:
+        if mask.shape != src.shape or mask.dtype != torch.bool or mask.device != src.device:
             raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, "
-                f"True at real tokens, with src's shape {tuple(src.shape)}"
+                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; "
+                "it must be boolean, True at real tokens, with src's shape "
+                f"{tuple(src.shape)} and device {src.device}"
             )
-        if (
-            mask.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not mask.any(1).all()
-        ):
+        if self._may_look(mask) and not mask.any(1).all():
             row = int((~mask.any(1)).nonzero()[0])
             raise ValueError(
                 f"row {row} of src has no real token in its mask; drop empty sources first"
@@ -387,7 +422,16 @@ class Seq2Seq(nn.Module):
 def sequence_loss(
     logits: Float[Tensor, "b n v"], targets: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any."""
+    """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any.
+
+    Targets at padding may be any integer. Raises ValueError for shapes that don't agree.
+    """
+    if not logits.shape[:-1] == targets.shape == mask.shape:
+        raise ValueError(
+            f"logits {tuple(logits.shape)}, targets {tuple(targets.shape)} and mask "
+            f"{tuple(mask.shape)} must have shapes (b, n, v), (b, n) and (b, n)"
+        )
+    targets = targets.masked_fill(~mask, 0)
     losses = F.cross_entropy(rearrange(logits, "b n v -> b v n"), targets, reduction="none")
     return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
@@ -420,9 +464,10 @@ def fit(
     """Train with teacher forcing for `steps` updates; give the loss of each, in nats a token.
 
     `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs
-    to `lr` over the first tenth of the updates and then falls to zero. `seed` fixes
-    dropout; `on_step(n)` is called after update n. Raises ValueError for `steps` below 1 or
-    no batches, FloatingPointError for a loss that is not finite, before it can touch the
+    to `lr` over the first tenth of the updates and then falls to zero. `seed` is given to
+    PyTorch's global generator, for dropout; `on_step(n)` is called after update n. Leaves
+    the model in evaluation mode. Raises ValueError for `steps` below 1 or no batches,
+    FloatingPointError for a loss or gradient that is not finite, before it can touch the
     weights.
     """
     if steps < 1:
@@ -437,14 +482,15 @@ def fit(
         model.train()
         logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
         loss = sequence_loss(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
-        history.append(loss.item())
-        if not math.isfinite(history[-1]):
-            raise FloatingPointError(
-                f"the loss is {history[-1]} at step {step}; lower lr={lr} or clip={clip}"
-            )
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()
+        history.append(loss.item())
+        if not math.isfinite(history[-1] + norm):
+            raise FloatingPointError(
+                f"at step {step} the loss is {history[-1]} and its gradient's norm {norm}; "
+                f"lower lr={lr}, or look for NaN in the weights"
+            )
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{history[-1]:.3f}")

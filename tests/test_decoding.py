@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import TypeCheckError
 from scipy.stats import chisquare
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,6 +90,15 @@ def blank(b):
     return Rows(torch.zeros(b, 1))
 
 
+@pytest.fixture
+def unchecked():
+    """Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
 # Search
 
 
@@ -103,8 +112,9 @@ def test_a_beam_as_wide_as_everything_is_exhaustive(v, limit, seed, alpha):
         every = {s[: s.index(END) + 1] if END in s else s for s in itertools.product(range(v), repeat=limit)}
         scores = {s: lm.score(h.x[row], s) for s in every}
         assert math.isclose(sum(map(math.exp, scores.values())), 1, rel_tol=1e-5)
+        assert len(strings(found, row)) == len(every)
         values = [scores[s] / len(s) ** alpha for s in strings(found, row)]
-        assert set(strings(found, row)) == every and len(values) == len(every)
+        assert set(strings(found, row)) == every
         assert all(a >= b - 1e-5 for a, b in itertools.pairwise(values))
         assert torch.allclose(found.scores[row, : len(every)].double(), torch.tensor([scores[s] for s in strings(found, row)]).double(), atol=1e-5)
 
@@ -349,6 +359,23 @@ def test_filters_as_transformers():
         assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=2e-6)
 
 
+def test_filters_work_along_the_last_axis(unchecked):
+    """Whatever axes stand before the vocabulary; with 16 bits the nucleus is still added up in 32."""
+    logits = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(0))
+    for options in (dict(top_k=2), dict(top_p=0.6), dict(temperature=0.5, top_k=5, top_p=0.9)):
+        together = filter_logits(logits, **options)
+        for a, b in zip(together, logits):
+            assert torch.equal(a, filter_logits(b, **options)) and torch.equal(a[0], filter_logits(b[0], **options))
+    flat = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(filter_logits(flat, top_p=0.9) > -INF, filter_logits(flat.float(), top_p=0.9) > -INF)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
+def test_no_temperature_is_too_low(temperature):
+    out = filter_logits(torch.tensor([[2.0, -1.0, 2.0, 1.9]]), temperature=temperature)
+    assert out.softmax(-1).tolist() == [[0.5, 0.0, 0.5, 0.0]]
+
+
 def test_top_k_is_k():
     logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0]])
     assert (filter_logits(logits, top_k=2) > -INF).tolist() == [[True, True, False, False, False]]
@@ -494,20 +521,23 @@ def breaks_after_the_end(fed):
 
 
 @pytest.mark.parametrize("search", [greedy, sample])
-def test_finished_rows_are_fed_padding_and_leave_no_trace(search):
+def test_finished_rows_leave_no_trace(search):
+    """What they say is not written down, and `pad_id`, which no model need know, is never fed."""
     fed = []
     out = search(breaks_after_the_end(fed), Rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), starts(2), max_new_tokens=4,
-                 stop_id=END, pad_id=3, **dict(generator=torch.Generator().manual_seed(0)) if search is sample else {})
-    assert out.ids.tolist() == [[0, 3, 3, 3], [2, 2, 2, 2]] and out.lengths.tolist() == [1, 4]
+                 stop_id=END, pad_id=-100, **dict(generator=torch.Generator().manual_seed(0)) if search is sample else {})
+    assert out.ids.tolist() == [[0, -100, -100, -100], [2, 2, 2, 2]] and out.lengths.tolist() == [1, 4]
     assert out.scores.isfinite().all()
-    assert [ids[0] for ids in fed] == [START, END, 3, 3]
+    assert len(fed) == 4 and all(0 <= i < 4 for ids in fed for i in ids)
 
 
 def test_finished_sentences_leave_no_trace():
-    out = beam_search(breaks_after_the_end([]), Rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), starts(2), beam=1,
-                      max_new_tokens=4, stop_id=END)
-    assert out.ids[:, 0].tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and out.lengths.tolist() == [[1], [4]]
+    fed = []
+    out = beam_search(breaks_after_the_end(fed), Rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), starts(2), beam=1,
+                      max_new_tokens=4, stop_id=END, pad_id=-100)
+    assert out.ids[:, 0].tolist() == [[0, -100, -100, -100], [2, 2, 2, 2]] and out.lengths.tolist() == [[1], [4]]
     assert out.scores.isfinite().all()
+    assert len(fed) == 4 and all(0 <= i < 4 for ids in fed for i in ids)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -576,7 +606,8 @@ def test_a_state_may_be_written_in_place():
         *((sample, dict(top_k=k), "top_k") for k in (0, -3)),
         *((sample, dict(top_p=p), "top_p") for p in (0.0, -0.1, 1.1, math.nan)),
         *((beam_search, dict(beam=k), "beam") for k in (0, -1)),
-        *((beam_search, dict(length_penalty=a), "length_penalty") for a in (-0.5, INF, math.nan)),
+        *((beam_search, dict(length_penalty=a), "length_penalty") for a in (-0.5, 10.5, INF, math.nan)),
+        *((search, dict(stop_id=i), f"stop_id={i} is none of the 2 tokens") for search in SEARCHES for i in (-1, 2)),
     ],
 )
 def test_bad_arguments(search, options, message):
@@ -585,13 +616,20 @@ def test_bad_arguments(search, options, message):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_bad_start_and_bad_step(search):
-    with pytest.raises((ValueError, TypeCheckError)):
-        search(constant([0.0, 1.0]), blank(2), torch.ones(2, 3, dtype=torch.long), max_new_tokens=3)
-    with pytest.raises((ValueError, TypeCheckError)):
-        search(constant([0.0, 1.0]), blank(2), torch.ones(2), max_new_tokens=3)
-    with pytest.raises((ValueError, TypeCheckError), match=r"\[:, -1\]|logits"):
-        search(lambda ids, state: (torch.zeros(len(ids), 4, 5), state), blank(2), starts(2), max_new_tokens=3)
+def test_counts_are_integers(unchecked, search):
+    for bad in (2.0, "2", True, None):
+        with pytest.raises(ValueError, match="max_new_tokens must be an integer of at least 1"):
+            search(constant([0.0, 1.0]), blank(2), starts(2), max_new_tokens=bad)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_bad_start_and_bad_step(unchecked, search):
+    for start in (torch.ones(2, 3, dtype=torch.long), torch.tensor(1), torch.ones(2), torch.ones(2).bool(), torch.ones(2).byte()):
+        with pytest.raises(ValueError, match=rf"start must hold one token id a row.*{start.dtype} of shape"):
+            search(constant([0.0, 1.0]), blank(2), start, max_new_tokens=3)
+    for shape in ((5,), (1, 4, 5), (11, 5)):
+        with pytest.raises(ValueError, match=r"step must return logits of shape .* needs \[:, -1\]"):
+            search(lambda ids, state, shape=shape: (torch.zeros(shape), state), blank(2), starts(2), max_new_tokens=3)
 
 
 # Waiting for the device

@@ -138,6 +138,35 @@ def test_fused_equals_loop_for_any_mask(cell, rows, bidirectional, seed):
         assert_close(gradient, wanted[name.removesuffix("_l0")], atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize("cell", CELL_NAMES)
+@pytest.mark.parametrize("make", [RNN, FusedRNN])
+def test_padding_may_hold_anything(make, cell):
+    "NaN and infinity at padding give the outputs and the gradients that zeros give."
+    torch.manual_seed(0)
+    net = make(3, 4, 2, cell, bidirectional=True)
+    x, mask = torch.randn(2, 5, 3), torch.tensor([[True] * 5, [False, True, True, False, False]])
+    results = []
+    for filling in (0.0, math.nan, math.inf):
+        net.zero_grad()
+        inputs = torch.where(mask[..., None], x, filling).requires_grad_()
+        outputs, finals = net(inputs, mask)
+        (outputs.sum() + finals.sum()).backward()
+        results.append([outputs, finals, inputs.grad, *grads(net).values()])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@pytest.mark.parametrize("make", [RNN, FusedRNN])
+def test_layers_and_masks_that_cannot_be(unchecked, make):
+    for n_layers in (0, -2):
+        with pytest.raises(ValueError, match=f"n_layers={n_layers} must be at least 1"):
+            make(3, 4, n_layers)
+    net, x, mask = make(3, 4), torch.randn(2, 5, 3), torch.ones(2, 5, dtype=torch.bool)
+    for inputs, bad in ((x, mask.long()), (x, mask[:, :4]), (x[:, :4], mask), (x, mask[:1]), (x[:, :0], mask[:, :0])):
+        with pytest.raises(ValueError, match="mask is torch.* it must be boolean"):
+            net(inputs, bad)
+
+
 def test_dropout_acts_between_layers_only():
     torch.manual_seed(0)
     x, mask = torch.randn(2, 5, 3), torch.ones(2, 5, dtype=torch.bool)
@@ -161,6 +190,21 @@ def test_starts_with_open_forget_gates(layer):
             assert_close(p - before[name], torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(8))
         else:
             assert torch.equal(p, before[name])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_every_lstm_of_a_model_starts_so(bidirectional):
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(13, 11, 16, n_layers=2, bidirectional=bidirectional))
+    layers = [module for module in model.modules() if isinstance(module, nn.LSTM)]
+    assert len(layers) == 2 * (1 + bidirectional) + 1
+    for layer in layers:
+        d = layer.hidden_size
+        for name, p in layer.named_parameters():
+            if name.startswith("weight_hh"):
+                assert all(torch.allclose(gate @ gate.T, torch.eye(d), atol=1e-5) for gate in p.split(d))
+            elif name.startswith("bias_ih"):
+                assert ((p[d : 2 * d] - 1).abs() <= d**-0.5).all() and (p[2 * d :].abs() <= d**-0.5).all()
 
 
 # The whole model
@@ -274,16 +318,30 @@ def test_decoder_never_sees_the_future(attention):
 
 
 def test_decoder_sees_the_source_only_through_z():
-    "Whatever the source, the same z gives the same logits; after the first state, the encoder plays no part."
+    "Whatever the source, the same z gives the same logits, and another z others."
     (src, tgt), (other, _) = example(0), example(1)
     model = Seq2Seq(Seq2SeqConfig(**CONFIG))
     assert not torch.equal(model(src, tgt), model(other, tgt))
-    z = torch.randn(len(src), 8)
-    encode = model.encoder.forward
+    encode, z = model.encoder.forward, torch.randn(len(src), 8)
     model.encoder.forward = lambda x, mask: (encode(x, mask)[0], z)
-    assert torch.equal(model(src, tgt), model(other, tgt))
-    state = model.start(src)
-    assert state.hidden.shape == (2, 1, len(src), 8)  # h and c, one layer
+    one = model(src, tgt)
+    assert torch.equal(one, model(other, tgt))
+    model.encoder.forward = lambda x, mask: (encode(x, mask)[0], z + 1)
+    assert not torch.equal(one, model(src, tgt))
+
+
+@pytest.mark.parametrize("cell", CELL_NAMES)
+def test_z_enters_only_the_first_state(cell):
+    "From one decoder state the logits are the same to the last step, whichever source was encoded."
+    (src, tgt), (other, _) = example(0), example(1)
+    model = Seq2Seq(Seq2SeqConfig(**CONFIG, cell=cell))
+    wanted, state = model.start(src), model.start(other)
+    assert not torch.equal(wanted.hidden, state.hidden)
+    state = Seq2SeqState(wanted.hidden, state.memory, state.mask)
+    for t in range(tgt.shape[1]):
+        a, wanted = model.step(tgt[:, t], wanted)
+        b, state = model.step(tgt[:, t], state)
+        assert torch.equal(a, b)
 
 
 def test_mask_is_taken_at_its_word():
@@ -366,6 +424,7 @@ def test_probabilities_of_all_sequences_sum_to_one(cell, seed, n):
     [
         (dict(cell="transformer"), r"cell='transformer'.*'rnn', 'gru', 'lstm'"),
         (dict(d_model=7), r"d_model=7 must be even"),
+        (dict(n_layers=0), r"n_layers=0 must be at least 1"),
         (dict(pad_id=11), r"pad_id=11 must be a token of both vocabularies, 13 and 11"),
     ],
 )
@@ -382,13 +441,21 @@ SRC, TGT = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[2, 4], [2, 5]])
     "src, tgt, mask, message",
     [
         (SRC[0], TGT, None, r"src of shape \(3,\)"),
-        (SRC[:0], TGT[:0], None, r"src of shape \(0, 3\)|tgt of shape \(0, 2\)"),
+        (SRC[:0], TGT[:0], None, r"src of shape \(0, 3\)"),
+        (SRC[:1], TGT, None, r"tgt of shape \(2, 2\) must have as many rows as src, 1"),
         (SRC[:, :0], TGT, None, r"src of shape \(2, 0\)"),
-        (SRC, TGT[:1], None, r"tgt of shape \(1, 2\).*b = 2"),
+        (SRC, TGT[:1], None, r"tgt of shape \(1, 2\) must have as many rows as src, 2"),
         (SRC, TGT[:, :0], None, r"tgt of shape \(2, 0\)"),
         (SRC, TGT[0], None, r"tgt of shape \(2,\)"),
         (SRC, TGT, (SRC != 0)[:, :2], r"src_mask .*\(2, 2\).*\(2, 3\)"),
         (SRC, TGT, (SRC != 0).long(), r"src_mask is torch.int64.*boolean"),
+        (SRC, TGT, (SRC != 0).to("meta"), r"src_mask .*on meta.*device cpu"),
+        (SRC, TGT, SRC == 100, r"row 0 of src has no real token"),
+        (SRC.float(), TGT, None, r"src .*torch.float32 must hold int32 or int64"),
+        (SRC, TGT > 0, None, r"tgt .*torch.bool must hold int32 or int64"),
+        (SRC + 5, TGT, None, r"src holds ids from 5 to 14; its vocabulary has 13, from 0 to 12"),
+        (SRC - 1, TGT, None, r"src holds ids from -1 to 8"),
+        (SRC, TGT + 6, None, r"tgt holds ids from 8 to 11; its vocabulary has 11, from 0 to 10"),
         (SRC * 0, TGT, None, r"row 0 of src has no real token"),
         (SRC, TGT, torch.tensor([[True, True, False], [False] * 3]), r"row 1 of src has no real token"),
     ],
@@ -397,6 +464,11 @@ def test_bad_input(unchecked, src, tgt, mask, message):
     model = Seq2Seq(Seq2SeqConfig(**CONFIG))
     with pytest.raises(ValueError, match=message):
         model(src, tgt, mask)
+
+
+def test_ids_of_32_bits_are_ids():
+    model = Seq2Seq(Seq2SeqConfig(**CONFIG))
+    assert torch.equal(model(SRC.int(), TGT.int()), model(SRC, TGT))
 
 
 def test_an_empty_row_encodes_as_zeros_where_it_is_not_refused():
@@ -420,6 +492,21 @@ def test_loss_equals_pytorchs():
     ours.backward()
     theirs.backward()
     assert_close(a.grad, b.grad, atol=1e-14, rtol=0)
+
+
+def test_loss_does_not_read_targets_at_padding():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 4, 5), torch.tensor([[1, 2, 3, 4], [4, 3, 0, 0]])
+    mask = targets > 0
+    for filling in (-100, -1, 99):
+        assert torch.equal(sequence_loss(logits, torch.where(mask, targets, filling), mask), sequence_loss(logits, targets, mask))
+
+
+def test_loss_refuses_shapes_that_would_broadcast(unchecked):
+    logits, targets, mask = torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
+    for bad in ((logits, targets, mask[0]), (logits, targets, mask[:, :1]), (logits, targets[:, :2], mask[:, :2]), (logits[:, 0], targets, mask)):
+        with pytest.raises(ValueError, match=r"must have shapes \(b, n, v\), \(b, n\) and \(b, n\)"):
+            sequence_loss(*bad)
 
 
 def test_loss_of_nothing_is_zero_and_moves_nothing():
@@ -503,10 +590,24 @@ def test_fit_stops_at_a_loss_that_is_not_finite_before_the_weights_are_touched()
     with torch.no_grad():
         model.head.bias[5] = math.nan
     before = {name: p.clone() for name, p in model.named_parameters()}
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1; lower lr=0.003"):
+    with pytest.raises(FloatingPointError, match="at step 1 the loss is nan .* lower lr=0.003"):
         fit(model, data, steps=3)
     for name, p in model.named_parameters():
         assert_close(p, before[name], equal_nan=True, rtol=0, atol=0)
+
+
+def test_fit_stops_at_a_gradient_that_is_not_finite():
+    "The loss is finite, but the root of zero has an infinite slope."
+
+    def rooted(query, keys, mask):
+        return (0 * query).sqrt(), query.new_zeros(*query.shape[:2], keys.shape[1])
+
+    torch.manual_seed(0)
+    model, data = Seq2Seq(Seq2SeqConfig(9, 9, 8), rooted), list(batches(copies(32), 16))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(FloatingPointError, match=r"at step 1 the loss is [0-9.]+ and its gradient's norm nan"):
+        fit(model, data, steps=3)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_fit_survives_a_batch_without_targets():
