@@ -136,10 +136,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         x = self.up(x)
-        if self.gated:
-            x, gate = x.chunk(2, dim=-1)
-            return self.down(self.activation(x) * gate)
-        return self.down(self.activation(x))
+        if not self.gated:
+            return self.down(self.activation(x))
+        gate, x = x.chunk(2, dim=-1)
+        return self.down(self.activation(gate) * x)
 
 # %% ../nbs/06_transformer.ipynb #7da73f4a
 class Sublayer(nn.Module):
@@ -202,8 +202,10 @@ class Block(nn.Module):
         start: int = 0,
     ) -> Float[Tensor, "b n d"]:
         """Masks are True where attention is allowed. `cache` and `start` as in `Attention`."""
-        if self.cross is None and memory is not None:
-            raise ValueError("this block takes no memory; make it with cross=True")
+        if self.cross is None and (memory is not None or memory_mask is not None):
+            raise ValueError(
+                "this block takes no memory and no memory_mask; make it with cross=True"
+            )
         own, remembered = (None, None) if cache is None else cache
         x = self.attention(x, mask=mask, bias=bias, cache=own, start=start)
         if self.cross is not None:
@@ -247,7 +249,13 @@ class Stack(nn.Module):
         start: int = 0,
     ) -> Float[Tensor, "b n d"]:
         """Arguments as in `Block`; one cache a block."""
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks)):
+        caches = [None] * len(self.blocks) if caches is None else caches
+        if len(caches) != len(self.blocks):
+            raise ValueError(
+                f"caches must hold one for each of {len(self.blocks)} blocks, as new_caches makes "
+                f"them, not {len(caches)}"
+            )
+        for block, cache in zip(self.blocks, caches):
             x = block(x, mask, bias, memory, memory_mask, cache, start)
         return self.norm(x)
 
@@ -264,7 +272,7 @@ class TransformerConfig(BlockConfig):
 
     `n_layers` blocks each in encoder and decoder. `positions` as in `Positions`, up to
     `max_len` tokens. With `shared_vocab` source and target are written with the same tokens
-    and share one embedding. Raises ValueError for settings that don't fit.
+    and share one embedding, places included. Raises ValueError for settings that don't fit.
     """
 
     src_vocab_size: int
@@ -304,7 +312,7 @@ class TransformerConfig(BlockConfig):
 
 # %% ../nbs/06_transformer.ipynb #5656a9ae
 class Embedding(nn.Module):
-    """Tokens times √d plus places; `logits` compares states with all tokens (section 3.4)."""
+    """Tokens times √d, plus places; `logits` compares states with all tokens (section 3.4)."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int):
         super().__init__()
@@ -376,7 +384,10 @@ class Transformer(nn.Module):
         tgt: Int[Tensor, "b n"],
         src_mask: Bool[Tensor, "b m"] | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `tgt`, the target shifted right, BOS first."""
+        """Logits for the token after each of `tgt`: the target shifted right, BOS first.
+
+        Padding of `tgt` must stand at its end, where no real token sees it.
+        """
         memory, mask = self.encode(src, src_mask)
         _check_ids("tgt", tgt, self.config.tgt_vocab_size, rows=len(src))
         x = self.decoder(self.tgt_embedding(tgt), memory=memory, memory_mask=mask)
@@ -402,7 +413,10 @@ class Transformer(nn.Module):
         src_mask: Bool[Tensor, "b m"] | None = None,
         max_len: int | None = None,
     ) -> TransformerState:
-        """Before the first token, with room for `max_len` (the model's if not given)."""
+        """Before the first token, with room for `max_len` (the model's if not given).
+
+        Call `eval()` first, or dropout acts on what is written.
+        """
         max_len = self.config.max_len if max_len is None else max_len
         _at_least(1, max_len=max_len)
         memory, mask = self.encode(src, src_mask)
@@ -413,7 +427,10 @@ class Transformer(nn.Module):
     def step(
         self, ids: Int[Tensor, "b"], state: TransformerState
     ) -> tuple[Float[Tensor, "b v"], TransformerState]:
-        """Consume one token a row: the next token's logits, and the state after it."""
+        """Consume one token a row: the next token's logits, and the state after it.
+
+        Writes into the state's caches: use each state once, or reorder it for a copy.
+        """
         if ids.shape != state.mask.shape[:1]:
             raise ValueError(
                 f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the "
@@ -452,7 +469,7 @@ def smoothed_cross_entropy(
     """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any.
 
     The wanted distribution has 1 - `smoothing` on the target and the rest spread over all
-    tokens whose logit isn't -inf. Szegedy et al. 2016, section 7; Vaswani et al. 2017,
+    tokens whose logit isn't -inf (a target that is forbidden costs infinity). Szegedy et al. 2016, section 7; Vaswani et al. 2017,
     section 5.4. Raises ValueError for a `smoothing` outside [0, 1], wrong shapes and dtypes.
     """
     if not 0 <= smoothing <= 1:

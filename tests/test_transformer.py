@@ -940,6 +940,8 @@ def loss(logits=(2, 3, 7), targets=(2, 3), mask=(2, 3), smoothing=0.1, mask_type
     # blocks
     (lambda: blocks()(torch.zeros(2, 5, 32), memory=torch.zeros(2, 3, 32)), ["memory", "cross=True"]),
     (lambda: blocks(cross=True)(torch.zeros(2, 5, 32)), ["memory"]),
+    (lambda: blocks()(torch.zeros(2, 5, 32), memory_mask=torch.ones(2, 3, dtype=torch.bool)), ["memory_mask", "cross=True"]),
+    (lambda: (stack := Stack(block_config(False, "relu"), 2, causal=True))(torch.zeros(2, 5, 32), caches=stack.new_caches(2, 9)[:1]), ["caches", "2", "1"]),
     (lambda: blocks(cross=True).new_cache(2, 9), ["memory"]),
     (lambda: blocks().new_cache(2, 9, torch.zeros(2, 3, 32)), ["memory", "cross=True"]),
     (lambda: blocks(causal=True)(torch.zeros(2, 5, 32), start=3), ["start=3", "cache"]),
