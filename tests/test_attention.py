@@ -5,7 +5,6 @@ import itertools
 import math
 from pathlib import Path
 
-import jaxtyping
 import nbformat
 import pytest
 import torch
@@ -32,15 +31,6 @@ from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 EXACT = dict(atol=1e-5, rtol=1e-5)
-
-
-@pytest.fixture
-def unchecked():
-    "Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(autouse=True)

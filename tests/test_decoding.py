@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -88,15 +87,6 @@ def strings(beams, row=0):
 
 def blank(b):
     return Rows(torch.zeros(b, 1))
-
-
-@pytest.fixture
-def unchecked():
-    """Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 # Search

@@ -148,18 +148,14 @@ def exact():
 
 
 @pytest.fixture
-def unchecked(monkeypatch):
+def unchecked(unchecked, monkeypatch):
     "As a user has the package: jaxtyping's checks are not only off, they are gone, so that torch.compile needn't look through them."
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
     for name in [name for name in sys.modules if name.startswith("annotated_nlp.")]:
         module = sys.modules[name]
         kinds = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == name]
         for place, key, value in [(owner, *item) for owner in (module, *kinds) for item in vars(owner).items()]:
             if inspect.isfunction(value) and value.__code__.co_filename == jaxtyping._decorator.__file__:
                 monkeypatch.setattr(place, key, value.__wrapped__)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def made(case, device, **changes):

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,15 +48,6 @@ def ragged(lengths, width, n=None):
 
 def grads(module):
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-
-
-@pytest.fixture
-def unchecked():
-    "Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 # Cells and their loop

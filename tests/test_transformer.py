@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,15 +42,6 @@ BOS, EOS = 2, 3
 SMALL = dict(src_vocab_size=20, tgt_vocab_size=23, d_model=32, n_heads=4, d_ff=48, n_layers=2, dropout=0.0, max_len=40)
 MODERN = dict(norm="rms", norm_first=True, activation="gelu_tanh", gated=True, bias=False, positions="learned", tgt_vocab_size=20, shared_vocab=True)
 BOTH = pytest.mark.parametrize("changes", [{}, MODERN], ids=["paper", "modern"])
-
-
-@pytest.fixture
-def unchecked():
-    "Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(autouse=True)

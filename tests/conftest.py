@@ -1,0 +1,13 @@
+"What several files of tests share."
+
+import jaxtyping
+import pytest
+
+
+@pytest.fixture
+def unchecked():
+    "Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
