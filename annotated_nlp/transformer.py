@@ -333,16 +333,15 @@ class Embedding(nn.Module):
 @torch.no_grad()
 def _initialise(model: "Transformer") -> None:
     "Glorot's uniform matrices, embeddings of variance 1/d, biases of zero."
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
     side_by_side = {"qkv": 3, "kv": 2, "up": 1 + model.config.gated}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, nn.Linear):
             for part in module.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
                 nn.init.xavier_uniform_(part)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 # %% ../nbs/06_transformer.ipynb #1491684d
 @dataclass(frozen=True)
@@ -469,8 +468,9 @@ def smoothed_cross_entropy(
     """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any.
 
     The wanted distribution has 1 - `smoothing` on the target and the rest spread over all
-    tokens whose logit isn't -inf (a target that is forbidden costs infinity). Szegedy et al. 2016, section 7; Vaswani et al. 2017,
-    section 5.4. Raises ValueError for a `smoothing` outside [0, 1], wrong shapes and dtypes.
+    tokens whose logit isn't -inf; a forbidden target costs infinity. Szegedy et al. 2016,
+    section 7; Vaswani et al. 2017, section 5.4. Raises ValueError for a `smoothing` outside
+    [0, 1], wrong shapes and dtypes.
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing} must be at least 0 and at most 1")
@@ -486,9 +486,8 @@ def smoothed_cross_entropy(
             f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
         )
     precise = torch.promote_types(logits.dtype, torch.float32)
-    logits = logits.masked_fill(
-        ~rearrange(mask, "b n -> b n 1"), 0.0
-    )  # NaN there is no matter
+    # Zeros at padding, so that NaN there spoils no gradient.
+    logits = logits.masked_fill(~rearrange(mask, "b n -> b n 1"), 0.0)
     log_probs = logits.log_softmax(-1, dtype=precise)
     targets = rearrange(targets.masked_fill(~mask, 0).long(), "b n -> b n 1")
     right, possible = log_probs.gather(-1, targets)[..., 0], log_probs > -math.inf
