@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMS', 'sinusoidal_positions', 'Positions', 'BlockConfig', 'FeedForward', 'Sublayer', 'BlockCache',
-           'Block', 'Stack', 'TransformerConfig', 'Embedding', 'TransformerState', 'Transformer',
-           'smoothed_cross_entropy']
+           'Block', 'Stack', 'TransformerConfig', 'Embedding', 'initialise_normal', 'TransformerState', 'Transformer',
+           'check_ids', 'smoothed_cross_entropy']
 
 # %% ../nbs/06_transformer.ipynb #8cea2d90
 import math
@@ -52,8 +52,16 @@ class Positions(nn.Module):
             waves = sinusoidal_positions(max_len, d_model) if kind == "sinusoidal" else None
             self.register_buffer("table", waves, persistent=False)
 
-    def forward(self, x: Float[Tensor, "b n d"], start: int = 0) -> Float[Tensor, "b n d"]:
-        """`start` is the place of the first vector."""
+    def forward(
+        self, x: Float[Tensor, "b n d"], start: int | Int[Tensor, "b"] = 0
+    ) -> Float[Tensor, "b n d"]:
+        """`start` is the place of the first vector, one for all rows or one for each.
+
+        Of a row that begins before place 0, what stands there is padding and gets any vector.
+        """
+        if isinstance(start, Tensor):
+            places = rearrange(start, "b -> b 1") + torch.arange(x.shape[1], device=x.device)
+            return x if self.table is None else x + self.table[places.clamp(min=0)]
         stop = start + x.shape[1]
         if stop > self.max_len:
             raise ValueError(
@@ -343,6 +351,20 @@ def _initialise(model: "Transformer") -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+# %% ../nbs/06_transformer.ipynb #31ab6469
+@torch.no_grad()
+def initialise_normal(module: nn.Module, std: float = 0.02) -> None:
+    """Matrices and embeddings from N(0, std²), biases zero, gains of norms one.
+
+    Radford et al. 2018, section 4.1; Devlin et al. 2019, in their code.
+    """
+    for part in module.modules():
+        if isinstance(part, (nn.LayerNorm, nn.RMSNorm)):
+            part.reset_parameters()
+        else:
+            for tensor in part.parameters(recurse=False):
+                nn.init.normal_(tensor, std=std) if tensor.ndim > 1 else nn.init.zeros_(tensor)
+
 # %% ../nbs/06_transformer.ipynb #1491684d
 @dataclass(frozen=True)
 class TransformerState:
@@ -388,7 +410,7 @@ class Transformer(nn.Module):
         Padding of `tgt` must stand at its end, where no real token sees it.
         """
         memory, mask = self.encode(src, src_mask)
-        _check_ids("tgt", tgt, self.config.tgt_vocab_size, rows=len(src))
+        check_ids("tgt", tgt, self.config.tgt_vocab_size, rows=len(src))
         x = self.decoder(self.tgt_embedding(tgt), memory=memory, memory_mask=mask)
         return self.tgt_embedding.logits(x)
 
@@ -396,7 +418,7 @@ class Transformer(nn.Module):
         self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
         """The encoder's states, and where they are real."""
-        _check_ids("src", src, self.config.src_vocab_size)
+        check_ids("src", src, self.config.src_vocab_size)
         mask = src != self.config.pad_id if src_mask is None else src_mask
         if mask.shape != src.shape or mask.dtype != torch.bool:
             raise ValueError(
@@ -436,17 +458,21 @@ class Transformer(nn.Module):
                 f"state's b = {len(state.mask)} rows"
             )
         ids = rearrange(ids, "b -> b 1")
-        _check_ids("ids", ids, self.config.tgt_vocab_size)
+        check_ids("ids", ids, self.config.tgt_vocab_size)
         x = self.tgt_embedding(ids, state.length)
         x = self.decoder(x, memory_mask=state.mask, caches=state.caches, start=state.length)
         return self.tgt_embedding.logits(x)[:, 0], replace(state, length=state.length + 1)
 
 
-def _check_ids(name: str, ids: Tensor, vocab_size: int, rows: int | None = None) -> None:
+def check_ids(name: str, ids: Tensor, vocab_size: int, rows: int | None = None) -> None:
+    """Raise ValueError unless `ids` are token ids of shape b n, b being `rows` if given.
+
+    Whether they lie in the vocabulary is asked on the CPU alone: elsewhere the answer costs a wait.
+    """
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} is {ids.dtype}; it must hold token ids, try {name}.long()")
     if ids.ndim != 2 or ids.numel() == 0 or rows not in (None, len(ids)):
-        rows = "b >= 1" if rows is None else f"b = {rows} as in src"
+        rows = "b >= 1" if rows is None else f"b = {rows}"
         raise ValueError(
             f"{name} of shape {tuple(ids.shape)} must be (b, n) with {rows} and n >= 1"
         )
