@@ -52,8 +52,13 @@ class Positions(nn.Module):
             waves = sinusoidal_positions(max_len, d_model) if kind == "sinusoidal" else None
             self.register_buffer("table", waves, persistent=False)
 
-    def forward(self, x: Float[Tensor, "b n d"], start: int = 0) -> Float[Tensor, "b n d"]:
-        """`start` is the place of the first vector."""
+    def forward(
+        self, x: Float[Tensor, "b n d"], start: int | Int[Tensor, "b"] = 0
+    ) -> Float[Tensor, "b n d"]:
+        """`start` is the place of the first vector, for all rows or for each."""
+        if self.table is not None and isinstance(start, Tensor):
+            places = torch.arange(x.shape[1], device=x.device) + rearrange(start, "b -> b 1")
+            return x + self.table[places.clamp(min=0)]  # below 0: padding before the text
         stop = start + x.shape[1]
         if stop > self.max_len:
             raise ValueError(
@@ -343,6 +348,15 @@ def _initialise(model: "Transformer") -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+def initialise_normal(module: nn.Module, std: float = 0.02) -> None:
+    """Matrices and embeddings from a normal distribution, biases zero, norms one, as GPT and BERT begin."""
+    for part in module.modules():
+        if isinstance(part, (nn.LayerNorm, nn.RMSNorm)):
+            part.reset_parameters()
+        else:
+            for tensor in part.parameters(recurse=False):
+                nn.init.normal_(tensor, std=std) if tensor.ndim > 1 else nn.init.zeros_(tensor)
+
 # %% ../nbs/06_transformer.ipynb #1491684d
 @dataclass(frozen=True)
 class TransformerState:
@@ -388,7 +402,7 @@ class Transformer(nn.Module):
         Padding of `tgt` must stand at its end, where no real token sees it.
         """
         memory, mask = self.encode(src, src_mask)
-        _check_ids("tgt", tgt, self.config.tgt_vocab_size, rows=len(src))
+        check_ids("tgt", tgt, self.config.tgt_vocab_size, rows=len(src))
         x = self.decoder(self.tgt_embedding(tgt), memory=memory, memory_mask=mask)
         return self.tgt_embedding.logits(x)
 
@@ -396,7 +410,7 @@ class Transformer(nn.Module):
         self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
         """The encoder's states, and where they are real."""
-        _check_ids("src", src, self.config.src_vocab_size)
+        check_ids("src", src, self.config.src_vocab_size)
         mask = src != self.config.pad_id if src_mask is None else src_mask
         if mask.shape != src.shape or mask.dtype != torch.bool:
             raise ValueError(
@@ -436,13 +450,13 @@ class Transformer(nn.Module):
                 f"state's b = {len(state.mask)} rows"
             )
         ids = rearrange(ids, "b -> b 1")
-        _check_ids("ids", ids, self.config.tgt_vocab_size)
+        check_ids("ids", ids, self.config.tgt_vocab_size)
         x = self.tgt_embedding(ids, state.length)
         x = self.decoder(x, memory_mask=state.mask, caches=state.caches, start=state.length)
         return self.tgt_embedding.logits(x)[:, 0], replace(state, length=state.length + 1)
 
 
-def _check_ids(name: str, ids: Tensor, vocab_size: int, rows: int | None = None) -> None:
+def check_ids(name: str, ids: Tensor, vocab_size: int, rows: int | None = None) -> None:
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} is {ids.dtype}; it must hold token ids, try {name}.long()")
     if ids.ndim != 2 or ids.numel() == 0 or rows not in (None, len(ids)):
