@@ -1,6 +1,8 @@
 """BERT draft."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -337,3 +339,68 @@ def mask_pieces(
     other = torch.randint(vocab_size, ids.shape, generator=generator, device=ids.device, dtype=ids.dtype)
     hidden = ids.masked_fill(chosen & (fate < masked), mask_id)
     return Masked(torch.where(chosen & (fate >= masked) & (fate < masked + random), other, hidden), chosen)
+
+
+class Packed(NamedTuple):
+    """One text or two as BERT reads them: pieces, and for each the text that it belongs to, 0 or 1."""
+
+    ids: list[int]
+    segments: list[int]
+
+
+def pack(
+    first: Sequence[int],
+    second: Sequence[int] | None = None,
+    *,
+    cls_id: int,
+    sep_id: int,
+    max_len: int,
+) -> Packed:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], at most `max_len` pieces.
+
+    What is too long loses pieces at its end: of two texts always the longer one, at equal length the second.
+    Devlin et al. 2019, figure 2. Raises ValueError where `max_len` has no room for the special tokens.
+    """
+    room = max_len - (2 if second is None else 3)
+    if room < 0:
+        raise ValueError(f"max_len={max_len} has no room for [CLS] and [SEP]: take at least {max_len - room}")
+    after = 0 if second is None else len(second)
+    kept = min(len(first), max(room - after, room - room // 2))
+    ids = [cls_id, *first[:kept], sep_id]
+    rest = [] if second is None else [*second[: room - kept], sep_id]
+    return Packed(ids + rest, [0] * len(ids) + [1] * len(rest))
+
+
+class NextSentence(NamedTuple):
+    """Two sentences; `label` is 0 where the second follows the first, 1 where it is from another document."""
+
+    first: Sequence[int]
+    second: Sequence[int]
+    label: int
+
+
+def next_sentence_pairs(
+    documents: Sequence[Sequence[Sequence[int]]], *, generator: torch.Generator | None = None
+) -> list[NextSentence]:
+    """A pair for each sentence that another follows: by even chance that one, or any of another document.
+
+    A document is a list of sentences, a sentence a list of pieces. Nothing but `documents` is drawn from, so
+    pairs of one split hold nothing of another. Devlin et al. 2019, section 3.1. Raises ValueError for fewer
+    than two documents that hold a sentence.
+    """
+    documents = [document for document in documents if len(document)]
+    if len(documents) < 2:
+        raise ValueError(f"documents holds {len(documents)} with sentences: two are needed, to draw from another")
+
+    def draw(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    pairs = []
+    for place, document in enumerate(documents):
+        for first, after in pairwise(document):
+            label = draw(2)
+            if label:
+                other = documents[(place + 1 + draw(len(documents) - 1)) % len(documents)]
+                after = other[draw(len(other))]
+            pairs.append(NextSentence(first, after, label))
+    return pairs
