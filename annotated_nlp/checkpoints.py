@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
@@ -242,7 +242,7 @@ class Pretrained:
     @classmethod
     def from_pretrained(
         cls, name: str | os.PathLike, *, fresh: str | Iterable[str] = (), revision: str | None = None, **changes
-    ) -> Self:
+    ) -> "Pretrained":
         """The model in a local folder, or of that name on the hub, on the CPU and in evaluation mode.
 
         Reads config.json and model.safetensors, or its shards; never a pickle. `fresh` names modules that
