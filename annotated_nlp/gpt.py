@@ -30,6 +30,12 @@ GPT3_SIZES = {
 }
 
 
+def _positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+
+
 def _size(size: str, sizes: dict) -> tuple[int, ...]:
     if size not in sizes:
         raise ValueError(f"size={size!r} must be one of {', '.join(map(repr, sizes))}")
@@ -60,9 +66,7 @@ class GPTConfig(BlockConfig):
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        for name in ("vocab_size", "max_len", "n_layers", "n_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        _positive(**{name: getattr(self, name) for name in ("vocab_size", "max_len", "n_layers", "n_classes")})
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":
@@ -108,17 +112,25 @@ class GPTState:
         return GPTState(caches, self.length, padding)
 
 # %% ../nbs/08_gpt.ipynb #30ca1815
-def _check_mask(mask: Tensor, ids: Tensor) -> None:
-    if mask.shape != ids.shape or mask.dtype != torch.bool:
+def _check_mask(mask: Tensor, shape: torch.Size) -> None:
+    if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(
             f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at tokens, with ids' "
-            f"shape {tuple(ids.shape)}"
+            f"shape {tuple(shape)}"
+        )
+
+
+def _check_counts(name: str, counts: Tensor, rows: int) -> None:
+    if counts.shape != (rows,) or counts.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{name} is {counts.dtype} of shape {tuple(counts.shape)}; it must count tokens, one number for each "
+            f"of {rows} rows"
         )
 
 
 def _to_the_right(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     "Each row's tokens at its end, and how many columns before them are padding; None if there are none."
-    _check_mask(mask, ids)
+    _check_mask(mask, ids.shape)
     padding = (~mask).sum(1)
     most = int(padding.max())
     if most == ids.shape[1]:
@@ -179,6 +191,9 @@ class GPT(Pretrained, nn.Module):
         here is the prefix. Call `eval()` first, or dropout acts.
         """
         max_len = self.config.max_len if max_len is None else max_len
+        _positive(max_len=max_len)
+        if padding is not None:
+            _check_counts("padding", padding, len(ids))
         state = GPTState(self.stack.new_caches(len(ids), max_len), 0, padding)
         return self._read(ids, state)[1] if ids.shape[1] else state
 
@@ -203,8 +218,8 @@ class GPT(Pretrained, nn.Module):
         *,
         mask: Bool[Tensor, "b n"] | None = None,
         generator: torch.Generator | None = None,
-    ) -> Int[Tensor, "b n+new"]:
-        """Continue each row of `ids`: the prompts as they came, and up to `max_new_tokens` more.
+    ) -> Int[Tensor, "b t"]:
+        """Continue each row of `ids`: the prompts as they came, and up to `max_new_tokens` more behind them.
 
         Temperature 0 takes the most probable token, otherwise one is drawn as by `decoding.sample`. `mask` is
         True at the tokens of prompts of different lengths. A row that has written `stop_id` is filled with
@@ -212,8 +227,7 @@ class GPT(Pretrained, nn.Module):
         without tokens, and for more tokens than the model has places for.
         """
         check_ids("ids", ids, self.config.vocab_size)
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        _positive(max_new_tokens=max_new_tokens)
         places = ids.shape[1] - 1 + max_new_tokens  # the last token is written and never read
         if places > self.config.max_len:
             raise ValueError(
@@ -224,7 +238,7 @@ class GPT(Pretrained, nn.Module):
         # Not a view, for which a compiled step would be compiled once more.
         last = prompt[:, -1].clone(memory_format=torch.contiguous_format)
         rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=stop_id or 0)
-        training = self.training
+        modes = {part: part.training for part in self.modules()}
         self.eval()
         try:
             state = self.start(prompt[:, :-1], padding, places)
@@ -234,7 +248,8 @@ class GPT(Pretrained, nn.Module):
                 cuts = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                 new = sample(self.step, state, last, **rules, **cuts)
         finally:
-            self.train(training)
+            for part, training in modes.items():
+                part.training = training
         return torch.cat([ids, new.ids], dim=1)
 
     def _embed(self, ids: Tensor, start: int | Tensor) -> Tensor:
@@ -246,11 +261,7 @@ class GPT(Pretrained, nn.Module):
                 raise ValueError("prefix is given, but this model reads from left to right; make it with prefix_lm=True")
             return None
         prefix = ids.new_zeros(len(ids)) if prefix is None else prefix
-        if prefix.shape != ids.shape[:1] or prefix.is_floating_point():
-            raise ValueError(
-                f"prefix is {prefix.dtype} of shape {tuple(prefix.shape)}; it must count tokens, one number for "
-                f"each of {len(ids)} rows"
-            )
+        _check_counts("prefix", prefix, len(ids))
         return prefix_mask(prefix, ids.shape[1])
 
     def _read(self, ids: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
@@ -287,8 +298,13 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
         """The same from the trunk's states, of which `gpt.logits` makes the language model's logits."""
         if mask is None:
             return self.score(states[:, -1])
-        _check_mask(mask, states[..., 0])
-        return self.score(states[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1])
+        _check_mask(mask, states.shape[:2])
+        rows, place = (torch.arange(size, device=mask.device) for size in mask.shape)
+        lengths = mask.sum(1).clamp(min=1)
+        on_cpu = mask.device.type == "cpu" and not torch.compiler.is_compiling()  # looking would make a GPU wait
+        if on_cpu and not torch.equal(mask, place < rearrange(lengths, "b -> b 1")):
+            raise ValueError("mask must be True at the beginning of each row, at one token or more, and False after it")
+        return self.score(states[rows, lengths - 1])
 
 # %% ../nbs/08_gpt.ipynb #96e2d898
 _BLOCKS = {
