@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -55,7 +56,7 @@ def theirs_(kind, model=1, std=0.3, **changes):
             if p.ndim == 1:
                 p.add_(0.1 * torch.randn_like(p))
             elif name.split(".")[-2] in ("wpe", "positions_embed"):
-                p.mul_(3)  # or a large token repeats itself for ever
+                p.mul_(3 if kind == "gpt2" else 2)  # or a token repeats itself for ever
     return theirs
 
 
@@ -369,12 +370,15 @@ def test_stop_token_as_theirs(kind, tmp_path):
 @pytest.mark.parametrize("beam,alpha", [(1, 0.0), (3, 0.0), (4, 1.0)])
 def test_beam_search_as_theirs(kind, beam, alpha, tmp_path):
     ours, theirs = both(kind, tmp_path)
-    ids = torch.randint(1, 29, (3, 5))
-    stop = ours.generate(ids, 9)[0, 9].item()
-    found = beam_search(ours.step, ours.start(ids[:, :-1]), ids[:, -1], beam=beam, max_new_tokens=12, stop_id=stop, pad_id=stop, length_penalty=alpha)
-    wanted = generated(theirs, ids, 12, num_beams=beam, num_return_sequences=beam, length_penalty=alpha, eos_token_id=stop, early_stopping="never" if beam > 1 else None, pad_token_id=stop)
-    assert torch.equal(found.ids, wanted[:, 5:].unflatten(0, (3, beam)))
-    assert len({tuple(row) for row in found.ids.flatten(0, 1).tolist()}) > beam - (beam == 1) and len(set(found.lengths.flatten().tolist())) > (beam > 1)
+    ids, texts, sizes = torch.randint(1, 29, (3, 5)), set(), set()
+    for stop in ours.generate(ids, 6)[:, 10].tolist():
+        options = dict(stop_id=stop, pad_id=stop, length_penalty=alpha)
+        found = beam_search(ours.step, ours.start(ids[:, :-1]), ids[:, -1], beam=beam, max_new_tokens=12, **options)
+        options = dict(eos_token_id=stop, pad_token_id=stop, length_penalty=alpha, early_stopping="never" if beam > 1 else None)
+        wanted = generated(theirs, ids, 12, num_beams=beam, num_return_sequences=beam, **options)
+        assert torch.equal(found.ids, wanted[:, 5:].unflatten(0, (3, beam)))
+        texts, sizes = texts | set(map(tuple, found.ids.flatten(0, 1).tolist())), sizes | set(found.lengths.flatten().tolist())
+    assert len(texts) > 2 * beam and len(sizes) > 2  # none of it was trivial
 
 
 @BOTH
@@ -413,7 +417,7 @@ def test_a_batch_is_one_by_one(kind, side, prefix_lm, device):
     found = model.generate(ids, 12, mask=mask)
     assert torch.equal(found[:, :9], ids)
     wanted = torch.cat([model.generate(prompt, 12)[:, -12:] for prompt in alone])
-    assert torch.equal(found[:, 9:], wanted) and len(set(wanted.flatten().tolist())) > 6
+    assert torch.equal(found[:, 9:], wanted) and len(set(wanted.flatten().tolist())) > 3
     junk = ids.where(mask, (ids + 11) % 29)
     assert torch.equal(model.generate(junk, 12, mask=mask)[:, 9:], wanted)
     stop = wanted[0, 4].item()
@@ -585,8 +589,6 @@ def test_nothing_waits_for_the_gpu(rule):
     model, ids = small().cuda(), torch.randint(29, (3, 4), device="cuda")
 
     def waits(new):
-        import warnings
-
         model.generate(ids, new, **rule)
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -840,8 +842,8 @@ FLAG = torch.ones(2, 5, dtype=torch.bool)
     (lambda: classified(mask=FLAG.long()), ["mask", "int64"]),
     (lambda: classified(mask=FLAG[:, :4]), ["mask", "(2, 4)"]),
     (lambda: classified(mask=FLAG[:1]), ["mask", "(1, 5)"]),
-    (lambda: classified(mask=FLAG & torch.tensor([[True], [False]])), ["row 1", "mask"]),
-    (lambda: classified(mask=lengths(5, 3).flip(1)), ["mask", "end"]),
+    (lambda: classified(mask=FLAG & torch.tensor([[True], [False]])), ["mask", "one token or more"]),
+    (lambda: classified(mask=lengths(5, 3).flip(1)), ["mask", "beginning"]),
     # prefixes
     (lambda: read(prefix=torch.tensor([1, 2])), ["prefix", "prefix_lm=True"]),
     (lambda: read(prefix=torch.tensor([1, 2, 3]), prefix_lm=True), ["prefix", "(3,)", "2"]),
@@ -856,7 +858,7 @@ def test_bad_calls(call, words, unchecked):
 
 def test_padding_of_the_wrong_kind(unchecked):
     model = small()
-    for padding in (torch.tensor([1.0, 0.0]), torch.tensor([1, 0, 2]), torch.tensor([1, 9]), torch.tensor([-1, 0])):
+    for padding in (torch.tensor([1.0, 0.0]), torch.tensor([1, 0, 2]), torch.tensor(1), torch.tensor([True, False])):
         with pytest.raises((ValueError, TypeError), match="padding"):
             model.start(ids_(2, 5), padding)
 
