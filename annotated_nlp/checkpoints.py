@@ -25,10 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-# %% ../nbs/checkpoints.ipynb #263c9269
+# %% ../nbs/checkpoints.ipynb #c10315b2
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
-
+# %% ../nbs/checkpoints.ipynb #263c9269
 class Place(NamedTuple):
     """Where one of our tensors stands in a file: `names` side by side along axis 0, each `turned` or not."""
 
@@ -123,7 +123,9 @@ class Layout:
                     return ours
             words = ", ".join(repr(word) for words in self.values[setting].values() for word in words)
             raise ValueError(f"{option}={value!r} in {CONFIG}: this model knows only {words}")
-        if type(value) is not kind and not (kind is float and type(value) is int):
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is not kind:
             raise ValueError(f"{option}={value!r} in {CONFIG} is no {kind.__name__}")
         return value
 
@@ -145,7 +147,7 @@ class Layout:
             raise ValueError(f"{self.architecture} has no {lost}")
         return theirs
 
-# %% ../nbs/checkpoints.ipynb #8b64c984
+# %% ../nbs/checkpoints.ipynb #a8952a83
 def _folder(name: str | os.PathLike, revision: str | None) -> Path:
     "The local folder of that name, or the hub's model of that name, fetched."
     folder = Path(name).expanduser()
@@ -167,7 +169,7 @@ def _folder(name: str | os.PathLike, revision: str | None) -> Path:
             f"{here}, and fetching that model from the hub failed; go online, or give a folder: {error}"
         ) from error
 
-
+# %% ../nbs/checkpoints.ipynb #1723c5e3
 def _json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -221,14 +223,52 @@ def _few(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
-# %% ../nbs/checkpoints.ipynb #b6c61449
-def _fingerprint(options: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    "Sixteen bytes that change with any setting, name, shape and bit."
-    digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+# %% ../nbs/checkpoints.ipynb #273f7f1d
+def _sources(
+    folder: Path, layout: Layout, model: nn.Module, fresh: tuple[str, ...], files: Mapping[str, safe_open]
+) -> dict[str, str]:
+    """For each tensor to be read, by the table's name, the name that it has in the files.
+
+    Raises ValueError for tensors that are missing, foreign, misshapen, or tied to another and different.
+    """
+    kind, found = type(model).__name__, {layout.plain(name): name for name in files}
+    for second, first in layout.tied.items():
+        if second := found.pop(layout.plain(second), None):
+            first = found.setdefault(layout.plain(first), second)
+            if not torch.equal(files[first].get_tensor(first), files[second].get_tensor(second)):
+                raise ValueError(f"{folder}: {second} differs from {first}, but {kind} has one for both")
+    state = model.state_dict()
+    read = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(part + "." for part in fresh))}
+    wanted = layout.rename(read)
+    sources = {name: found.get(layout.plain(name)) for name in wanted}
+    missing = [name for name, source in sources.items() if source is None]
+    known = {layout.plain(name) for name in layout.rename(state)}
+    foreign = [
+        name for plain, name in found.items()
+        if plain not in known and not any(fnmatchcase(plain, layout.plain(pattern)) for pattern in layout.ignored)
+    ]
+    misshapen = []
+    for name, source in sources.items():
+        if source is not None:
+            stored, shape = files[source].get_slice(source), tuple(wanted[name].shape)
+            if tuple(stored.get_shape()) != shape or stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+                misshapen.append(f"{source} is {stored.get_dtype()} {tuple(stored.get_shape())}, not {shape}")
+    complaints = {
+        "lacks {} (modules that shall start at random are named by fresh=[...])": missing,
+        "has tensors that " + kind + " has no place for: {}": foreign,
+        "has tensors of other shapes or types than its configuration says: {}": misshapen,
+    }
+    if any(complaints.values()):
+        raise ValueError(f"{folder} " + "; it ".join(text.format(_few(x)) for text, x in complaints.items() if x))
+    return sources
+
+# %% ../nbs/checkpoints.ipynb #60f06bf7
+@torch.no_grad()
+def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, str], files: Mapping[str, safe_open]) -> None:
+    for name, source in sources.items():
+        targets[name].copy_(files[source].get_tensor(source))
+        if not torch.stack(targets[name].aminmax()).isfinite().all():
+            raise ValueError(f"{source} holds NaN or infinity: the file is damaged, or the run that wrote it diverged")
 
 # %% ../nbs/checkpoints.ipynb #1521fed8
 class Pretrained:
@@ -317,7 +357,16 @@ class Pretrained:
                 refusals.append(str(error))
         raise ValueError(f"{'; '.join(refusals)}: keep such a model with training.save_checkpoint")
 
-# %% ../nbs/checkpoints.ipynb #4a8834c6
+# %% ../nbs/checkpoints.ipynb #daa8c0e3
+def _fingerprint(options: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    "Sixteen bytes that change with any setting, name, shape and bit."
+    digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def _check_fingerprint(folder: Path, layout: Layout, theirs: Mapping[str, Any], files: Mapping[str, safe_open]) -> None:
     saved = {(file.metadata() or {}).get("fingerprint") for file in files.values()}
     if saved == {None}:
@@ -328,50 +377,3 @@ def _check_fingerprint(folder: Path, layout: Layout, theirs: Mapping[str, Any], 
             f"{folder} is damaged: weights and settings are not those that were saved together. Fetch or save it "
             "again; a setting is changed by passing it to from_pretrained"
         )
-
-
-def _sources(
-    folder: Path, layout: Layout, model: nn.Module, fresh: tuple[str, ...], files: Mapping[str, safe_open]
-) -> dict[str, str]:
-    """For each tensor to be read, by the table's name, the name that it has in the files.
-
-    Raises ValueError for tensors that are missing, foreign, misshapen, or tied to another and different.
-    """
-    kind, found = type(model).__name__, {layout.plain(name): name for name in files}
-    for second, first in layout.tied.items():
-        if second := found.pop(layout.plain(second), None):
-            first = found.setdefault(layout.plain(first), second)
-            if not torch.equal(files[first].get_tensor(first), files[second].get_tensor(second)):
-                raise ValueError(f"{folder}: {second} differs from {first}, but {kind} has one for both")
-    state = model.state_dict()
-    read = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(part + "." for part in fresh))}
-    wanted = layout.rename(read)
-    sources = {name: found.get(layout.plain(name)) for name in wanted}
-    missing = [name for name, source in sources.items() if source is None]
-    known = {layout.plain(name) for name in layout.rename(state)}
-    foreign = [
-        name for plain, name in found.items()
-        if plain not in known and not any(fnmatchcase(plain, layout.plain(pattern)) for pattern in layout.ignored)
-    ]
-    misshapen = []
-    for name, source in sources.items():
-        if source is not None:
-            stored, shape = files[source].get_slice(source), tuple(wanted[name].shape)
-            if tuple(stored.get_shape()) != shape or stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                misshapen.append(f"{source} is {stored.get_dtype()} {tuple(stored.get_shape())}, not {shape}")
-    complaints = {
-        "lacks {} (modules that shall start at random are named by fresh=[...])": missing,
-        "has tensors that " + kind + " has no place for: {}": foreign,
-        "has tensors of other shapes or types than its configuration says: {}": misshapen,
-    }
-    if any(complaints.values()):
-        raise ValueError(f"{folder} " + "; it ".join(text.format(_few(x)) for text, x in complaints.items() if x))
-    return sources
-
-
-@torch.no_grad()
-def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, str], files: Mapping[str, safe_open]) -> None:
-    for name, source in sources.items():
-        targets[name].copy_(files[source].get_tensor(source))
-        if not torch.stack(targets[name].aminmax()).isfinite().all():
-            raise ValueError(f"{source} holds NaN or infinity: the file is damaged, or the run that wrote it diverged")
