@@ -251,6 +251,13 @@ def test_integers_are_no_weights(gpt2):
         GPT.from_pretrained(gpt2)
 
 
+def test_one_tensor_under_two_names(gpt2):
+    "Which of the two is meant nobody can know."
+    edit_tensors(gpt2, lambda tensors: tensors.update({"ln_f.bias": torch.ones(24)}))
+    with pytest.raises(ValueError, match=r"has tensors twice, under an old and a new name: (transformer\.)?ln_f\.bias"):
+        GPT.from_pretrained(gpt2)
+
+
 def test_all_complaints_at_once(gpt2):
     def change(tensors):
         tensors["odd"] = tensors.pop("transformer.ln_f.bias")
@@ -756,7 +763,7 @@ def test_interrupted_saving(size, tmp_path, monkeypatch):
     first, second = models(1, 2)
     outcomes = []
 
-    def breaking(do, countdown=[0]):
+    def breaking(do, countdown):
         def maybe(*args, **kwargs):
             countdown[0] -= 1
             if countdown[0] == 0:
