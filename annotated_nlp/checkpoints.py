@@ -20,7 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -31,7 +35,10 @@ SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
 
 # %% ../nbs/checkpoints.ipynb #263c9269
 class Place(NamedTuple):
-    """Where one of our tensors stands in a file: `names`, below each other in ours, matrices `turned` or not."""
+    """Where one of our tensors stands in a file.
+
+    Under `names`, which are below each other in ours; matrices are `turned` there or not.
+    """
 
     names: tuple[str, ...]
     turned: bool
@@ -41,15 +48,15 @@ class Place(NamedTuple):
 class Layout:
     """How `transformers` writes a model down: its class, its options, its names of tensors.
 
-    `config` makes our configuration, with the defaults of theirs. `settings` maps our settings to their
-    options; where several are named, all must be equal. `values` lists, for a setting, their words for each of
-    ours, the one to write first. `expects` are options that our model has at one value only; `writes` are
-    others that a file of ours states.
+    `config` makes our configuration, with the defaults of theirs. `settings` maps our settings to
+    their options; where several are named, all must be equal. `values` lists, for a setting, their
+    words for each of ours, the one to write first. `expects` are options that our model has at one
+    value only; `writes` are others that a file of ours states.
 
-    `names` maps our modules or tensors to theirs: `*` stands for the layer's number, `{query,key,value}` for
-    tensors that we hold below each other, `^T` for matrices stored turned. Names may lack `base`, as in a file of
-    the bare trunk, or have it in addition. `tied` are their second names of one tensor, `ignored` (with `*`)
-    what our model has no use for.
+    `names` maps our modules or tensors to theirs: `*` stands for the layer's number,
+    `{query,key,value}` for tensors that we hold below each other, `^T` for matrices stored turned.
+    Names may lack `base`, as in a file of the bare trunk, or have it in addition. `tied` are their
+    second names of one tensor, `ignored` (with `*`) what our model has no use for.
     """
 
     architecture: str
@@ -65,7 +72,7 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
     def place(self, name: str) -> Place:
-        """Where our tensor `name` stands in their file. Raises ValueError if the table has no line for it."""
+        """Where our tensor `name` stands in their file. Raises ValueError if no line has it."""
         for ours, theirs in self.names.items():
             line = re.escape(ours).replace(r"\*", r"(\d+)") + r"(\.weight|\.bias|)"
             if match := re.fullmatch(line, name):
@@ -74,11 +81,12 @@ class Layout:
                 theirs = theirs.removesuffix("^T").replace("*", *layer or "*")
                 before, _, rest = theirs.partition("{")
                 parts, _, after = rest.partition("}")
-                return Place(tuple(before + part + after + ending for part in parts.split(",")), turned)
+                whole = (before + part + after + ending for part in parts.split(","))
+                return Place(tuple(whole), turned)
         raise ValueError(f"{self.architecture} has no name for the tensor {name}")
 
     def rename(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors under their names and in their shapes: views, so that writing to them changes ours."""
+        """Our tensors under their names and in their shapes; writing to these views changes ours."""
         theirs = {}
         for name, tensor in ours.items():
             place = self.place(name)
@@ -87,14 +95,17 @@ class Layout:
         return theirs
 
     def plain(self, theirs: str) -> str:
-        """Their name without `base`, and with today's words for the gain and the shift of a norm."""
-        theirs = theirs.removeprefix(self.base)
-        return re.sub(r"Norm\.beta$", "Norm.bias", re.sub(r"Norm\.gamma$", "Norm.weight", theirs))
+        """Their name without `base`, and with today's words for the gain and shift of a norm."""
+        theirs = re.sub(r"Norm\.gamma$", "Norm.weight", theirs.removeprefix(self.base))
+        return re.sub(r"Norm\.beta$", "Norm.bias", theirs)
 
     def options(self, theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """For each of our settings what their configuration says, option by option; null is not said."""
-        names = {ours: (x,) if isinstance(x, str) else x for ours, x in self.settings.items()}
-        return {ours: {x: theirs[x] for x in xs if theirs.get(x) is not None} for ours, xs in names.items()}
+        """For each of our settings what theirs says, option by option; null says nothing."""
+        said = {}
+        for setting, names in self.settings.items():
+            names = (names,) if isinstance(names, str) else names
+            said[setting] = {x: theirs[x] for x in names if theirs.get(x) is not None}
+        return said
 
     def read_config(self, theirs: Mapping[str, Any], **changes) -> Any:
         """Our configuration, with `changes` in place of what stands in theirs.
@@ -103,9 +114,12 @@ class Layout:
         """
         for option, value in (self.expects | {"quantization_config": None}).items():
             if theirs.get(option, value) != value:
-                raise ValueError(f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}")
+                raise ValueError(
+                    f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}"
+                )
         ours, defaults = {}, self.config()
-        if hasattr(defaults, "n_classes") and isinstance(labels := theirs.get("id2label"), dict) and labels:
+        labels = theirs.get("id2label")
+        if labels and isinstance(labels, dict) and hasattr(defaults, "n_classes"):
             ours["n_classes"] = len(labels)
         for setting, given in self.options(theirs).items():
             if not given or setting in changes:
@@ -113,7 +127,9 @@ class Layout:
             (option, value), *others = given.items()
             if any(other != value for _, other in others):
                 both = ", ".join(f"{option}={value}" for option, value in given.items())
-                raise ValueError(f"{both} in {CONFIG}: this model has one {setting}; pass {setting}=...")
+                raise ValueError(
+                    f"{both} in {CONFIG}: this model has one {setting}; pass {setting}=..."
+                )
             ours[setting] = self._ours(setting, option, value, type(getattr(defaults, setting)))
         return self.config(**ours | changes)
 
@@ -122,8 +138,9 @@ class Layout:
             for ours, theirs in self.values[setting].items():
                 if value in theirs:
                     return ours
-            words = ", ".join(repr(word) for words in self.values[setting].values() for word in words)
-            raise ValueError(f"{option}={value!r} in {CONFIG}: this model knows only {words}")
+            words = [repr(word) for words in self.values[setting].values() for word in words]
+            known = ", ".join(words)
+            raise ValueError(f"{option}={value!r} in {CONFIG}: this model knows only {known}")
         if kind is float and type(value) is int:
             return float(value)
         if type(value) is not kind:
@@ -131,7 +148,7 @@ class Layout:
         return value
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Their configuration. Raises ValueError for settings that would be lost when it is read back."""
+        """Their configuration. Raises ValueError for settings that would be lost in it."""
         theirs = {"architectures": [self.architecture], "model_type": self.model_type}
         theirs |= self.expects | self.writes
         for setting, options in self.settings.items():
@@ -143,9 +160,9 @@ class Layout:
             theirs["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.n_classes)}
             theirs["label2id"] = {label: int(i) for i, label in theirs["id2label"].items()}
         ours, back = asdict(config), asdict(self.read_config(theirs))
-        lost = ", ".join(f"{name}={value!r}" for name, value in ours.items() if back[name] != value)
+        lost = [f"{name}={value!r}" for name, value in ours.items() if back[name] != value]
         if lost:
-            raise ValueError(f"{self.architecture} has no {lost}")
+            raise ValueError(f"{self.architecture} has no {', '.join(lost)}")
         return theirs
 
 # %% ../nbs/checkpoints.ipynb #a8952a83
@@ -155,19 +172,25 @@ def _folder(name: str | os.PathLike, revision: str | None) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise NotADirectoryError(f"{folder} is a file: give the folder that holds {CONFIG} and {WEIGHTS}")
+        raise NotADirectoryError(
+            f"{folder} is a file: give the folder that holds {CONFIG} and {WEIGHTS}"
+        )
     here = f"no folder {str(name)!r} here"
     try:
         if not isinstance(name, str):
             raise HFValidationError
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, INDEX, SHARDS]))
+        wanted = [CONFIG, WEIGHTS, INDEX, SHARDS]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError:
         raise FileNotFoundError(f"{here}, and the name is none that the hub could have") from None
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise FileNotFoundError(f"{here}, and the hub has none of that name for you: {error}") from None
+        raise FileNotFoundError(
+            f"{here}, and the hub has none of that name for you: {error}"
+        ) from None
     except Exception as error:  # of the network, by any of the libraries that the hub's uses
         raise ConnectionError(
-            f"{here}, and fetching that model from the hub failed; go online, or give a folder: {error}"
+            f"{here}, and fetching that model from the hub failed; go online, or give a folder: "
+            f"{error}"
         ) from error
 
 # %% ../nbs/checkpoints.ipynb #1723c5e3
@@ -187,37 +210,51 @@ def _json(path: Path) -> dict:
 
 
 def _open(folder: Path, architecture: str, stack: ExitStack) -> dict[str, safe_open]:
-    "The file of each tensor, mapped into memory: values are read from the disk when they are asked for."
+    "The file of each tensor, mapped into memory: a value is read when it is asked for."
     listed = None
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         listed = _json(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict):
-            raise ValueError(f"{folder / INDEX} is damaged, fetch or save it again: it has no weight_map")
+            raise ValueError(f"{folder / INDEX} is damaged, fetch or save it again: no weight_map")
     files = {}
-    for name in sorted(set(listed.values())) if listed is not None else [WEIGHTS]:
+    for name in [WEIGHTS] if listed is None else sorted(set(listed.values())):
         try:
             file = stack.enter_context(safe_open(folder / name, framework="pt"))
         except FileNotFoundError:
-            pickles = ", ".join(sorted(path.name for path in folder.glob("pytorch_model*.bin")))
-            advice = f"transformers.{architecture}.from_pretrained(folder).save_pretrained(folder)"
-            if pickles:
-                raise ValueError(
-                    f"{folder} has {pickles} and no {name}: a pickle can run any code, so it isn't read. "
-                    f"Convert it where you trust it: {advice}"
-                ) from None
-            raise FileNotFoundError(
-                f"{folder} lacks {name}: fetch or save the model again. If there is only a pickle of it (.bin), "
-                f"convert it where you trust it: {advice}"
-            ) from None
+            raise _lacking(folder, name, architecture) from None
         except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"{folder / name} is damaged or cut short, fetch or save it again: {error}") from None
+            raise ValueError(
+                f"{folder / name} is damaged or cut short, fetch or save it again: {error}"
+            ) from None
         for tensor in file.keys():
             if listed is not None and listed.get(tensor) != name:
-                raise ValueError(f"{folder / name} holds {tensor}, which {INDEX} doesn't list there: save it again")
+                raise ValueError(
+                    f"{folder / name} holds {tensor}, which {INDEX} doesn't list there: fetch or "
+                    "save the model again"
+                )
             files[tensor] = file
     if lacking := (listed or {}).keys() - files.keys():
-        raise ValueError(f"{folder} lacks {_few(lacking)}, listed in {INDEX}: fetch or save the model again")
+        raise ValueError(
+            f"{folder} lacks {_few(lacking)}, listed in {INDEX}: fetch or save the model again"
+        )
     return files
+
+
+def _lacking(folder: Path, name: str, architecture: str) -> Exception:
+    "What to say of a folder without the file `name`: are its weights in a pickle?"
+    advice = (
+        "convert it where you trust it: "
+        f"transformers.{architecture}.from_pretrained(folder).save_pretrained(folder)"
+    )
+    if pickles := [path.name for path in folder.glob("pytorch_model*.bin")]:
+        return ValueError(
+            f"{folder} has {_few(pickles)} and no {name}: a pickle can run any code, so it isn't "
+            f"read; {advice}"
+        )
+    return FileNotFoundError(
+        f"{folder} lacks {name}: fetch or save the model again; if there is only a pickle (.bin), "
+        + advice
+    )
 
 
 def _few(names: Iterable[str]) -> str:
@@ -226,11 +263,16 @@ def _few(names: Iterable[str]) -> str:
 
 # %% ../nbs/checkpoints.ipynb #273f7f1d
 def _sources(
-    folder: Path, layout: Layout, model: nn.Module, fresh: tuple[str, ...], files: Mapping[str, safe_open]
+    folder: Path,
+    layout: Layout,
+    model: nn.Module,
+    fresh: tuple[str, ...],
+    files: Mapping[str, safe_open],
 ) -> dict[str, str]:
     """For each tensor to be read, by the table's name, the name that it has in the files.
 
-    Raises ValueError for tensors that are missing, twice there, foreign, misshapen, or tied and different.
+    Raises ValueError for tensors that are missing, there twice, foreign, misshapen, or tied and
+    different.
     """
     kind, found = type(model).__name__, {layout.plain(name): name for name in files}
     twice = [name for name in files if found[layout.plain(name)] != name]
@@ -238,75 +280,92 @@ def _sources(
         if second := found.pop(layout.plain(second), None):
             first = found.setdefault(layout.plain(first), second)
             if not torch.equal(files[first].get_tensor(first), files[second].get_tensor(second)):
-                raise ValueError(f"{folder}: {second} differs from {first}, but {kind} has one for both")
-    state = model.state_dict()
-    read = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(part + "." for part in fresh))}
-    wanted = layout.rename(read)
+                raise ValueError(
+                    f"{folder}: {second} differs from {first}, but {kind} has one for both"
+                )
+    state, begin = model.state_dict(), tuple(part + "." for part in fresh)
+    wanted = layout.rename({name: x for name, x in state.items() if not name.startswith(begin)})
     sources = {name: found.get(layout.plain(name)) for name in wanted}
     missing = [name for name, source in sources.items() if source is None]
     known = {layout.plain(name) for name in layout.rename(state)}
-    foreign = [
-        name for plain, name in found.items()
-        if plain not in known and not any(fnmatchcase(plain, layout.plain(pattern)) for pattern in layout.ignored)
-    ]
+    known.update(
+        plain for plain in found for pattern in layout.ignored
+        if fnmatchcase(plain, layout.plain(pattern))
+    )
+    foreign = [name for plain, name in found.items() if plain not in known]
     misshapen = []
     for name, source in sources.items():
         if source is not None:
             stored, shape = files[source].get_slice(source), tuple(wanted[name].shape)
-            if tuple(stored.get_shape()) != shape or stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                misshapen.append(f"{source} is {stored.get_dtype()} {tuple(stored.get_shape())}, not {shape}")
+            dtype, there = stored.get_dtype(), tuple(stored.get_shape())
+            if there != shape or dtype not in ("F64", "F32", "F16", "BF16"):
+                misshapen.append(f"{source} is {dtype} {there}, not {shape}")
     complaints = {
         "lacks {} (modules that shall start at random are named by fresh=[...])": missing,
         "has tensors twice, under an old and a new name: {}": twice,
-        "has tensors that " + kind + " has no place for: {}": foreign,
+        f"has tensors that {kind} has no place for: {{}}": foreign,
         "has tensors of other shapes or types than its configuration says: {}": misshapen,
     }
-    if any(complaints.values()):
-        raise ValueError(f"{folder} " + "; it ".join(text.format(_few(x)) for text, x in complaints.items() if x))
+    said = [text.format(_few(names)) for text, names in complaints.items() if names]
+    if said:
+        raise ValueError(f"{folder} {'; it '.join(said)}")
     return sources
 
 # %% ../nbs/checkpoints.ipynb #60f06bf7
 @torch.no_grad()
-def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, str], files: Mapping[str, safe_open]) -> None:
+def _copy(
+    targets: Mapping[str, Tensor], sources: Mapping[str, str], files: Mapping[str, safe_open]
+) -> None:
+    "Read each tensor into its place."
     for name, source in sources.items():
         targets[name].copy_(files[source].get_tensor(source))
         if not torch.stack(targets[name].aminmax()).isfinite().all():
-            raise ValueError(f"{source} holds NaN or infinity: the file is damaged, or the run that wrote it diverged")
+            raise ValueError(
+                f"{source} holds NaN or infinity: the file is damaged, or the run that wrote it "
+                "diverged"
+            )
 
 # %% ../nbs/checkpoints.ipynb #1521fed8
 class Pretrained:
     """Models that are read from Hugging Face's files and written to them, by the tables `layouts`.
 
-    A model has its configuration as `config`, and `initialise(module)` gives a module its random start.
+    A model has its configuration as `config`; its `initialise(module)` gives a random start.
     """
 
     layouts: ClassVar[tuple[Layout, ...]]
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike, *, fresh: str | Iterable[str] = (), revision: str | None = None, **changes
+        cls,
+        name: str | os.PathLike,
+        *,
+        fresh: str | Iterable[str] = (),
+        revision: str | None = None,
+        **changes,
     ) -> "Pretrained":
-        """The model in a local folder, or of that name on the hub, on the CPU and in evaluation mode.
+        """The model in a local folder, or on the hub, on the CPU and in evaluation mode.
 
-        Reads config.json and model.safetensors, or its shards; never a pickle. `fresh` names modules that
-        are not read and start at random, as `fresh=["classifier"]`; `changes` replace settings of the
-        configuration, as `dropout=0.0`; `revision` is the hub's branch, tag or commit. Values become
-        PyTorch's default dtype. Memory: one copy of the weights, the files being mapped.
+        Reads config.json and model.safetensors, or its shards; never a pickle. `fresh` names modules
+        that are not read and start at random, as `fresh=["classifier"]`; `changes` replace settings
+        of the configuration, as `dropout=0.0`; `revision` is the hub's branch, tag or commit. Values
+        become PyTorch's default dtype. Memory: one copy of the weights, the files being mapped.
 
-        Raises FileNotFoundError for a folder or name that isn't there, ConnectionError when the hub can't be
-        reached, ValueError for another model, an option that ours can't express, missing, foreign or misshapen
-        tensors, a damaged file and a pickle.
+        Raises FileNotFoundError for a folder or name that isn't there, ConnectionError when the hub
+        can't be reached, ValueError for another model, an option that ours can't express, missing,
+        foreign or misshapen tensors, a damaged file and a pickle.
         """
         folder = _folder(name, revision)
         theirs = _json(folder / CONFIG)
-        layout = next((x for x in cls.layouts if x.model_type == theirs.get("model_type")), None)
+        model_type = theirs.get("model_type")
+        layout = next((x for x in cls.layouts if x.model_type == model_type), None)
         if layout is None:
             known = " or ".join(repr(layout.model_type) for layout in cls.layouts)
-            raise ValueError(f"{folder} holds model_type={theirs.get('model_type')!r}; {cls.__name__} reads {known}")
+            raise ValueError(f"{folder} holds {model_type=}; {cls.__name__} reads {known}")
         config = layout.read_config(theirs, **changes)
         with torch.device("meta"):
             model = cls(config)
-        assert model.state_dict().keys() >= dict(model.named_buffers()).keys(), "unsaved buffers would be left empty"
+        unsaved = dict(model.named_buffers()).keys() - model.state_dict().keys()
+        assert not unsaved, f"{unsaved} would be left without values"
         fresh = (fresh,) if isinstance(fresh, str) else tuple(fresh)
         for part in fresh:
             if part not in dict(model.named_modules()) or not part:
@@ -323,30 +382,35 @@ class Pretrained:
             _copy(layout.rename(model.state_dict()), sources, files)
         return model.eval()
 
-    def save_pretrained(self, folder: str | os.PathLike, *, max_shard_size: int | str = "5GB") -> None:
-        """Write config.json and model.safetensors, in shards of at most `max_shard_size` (bytes, or as "5GB").
+    def save_pretrained(
+        self, folder: str | os.PathLike, *, max_shard_size: int | str = "5GB"
+    ) -> None:
+        """Write config.json and model.safetensors, for `from_pretrained` and `transformers`.
 
-        `transformers` and `from_pretrained` read them; a fingerprint goes with each file, so that damage
-        shows. Replaces a model that is in the folder, once the new one is written completely. Raises
-        ValueError for settings that no layout of this model can express.
+        In shards where `max_shard_size` (bytes, or as "5GB") is exceeded. A fingerprint goes with
+        each file, so that damage shows. Replaces a model that is in the folder once the new one is
+        written completely. Raises ValueError for settings that no layout of this model can express.
         """
         layout, theirs = self._writable()
         tensors = layout.rename(self.state_dict())
         plan = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
-        metadata = {"format": "pt", "fingerprint": _fingerprint(layout, theirs, sorted(tensors.items()))}
+        fingerprint = _fingerprint(layout, theirs, sorted(tensors.items()))
+        metadata = {"format": "pt", "fingerprint": fingerprint}
         folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".saving-") as scratch:
             scratch = Path(scratch)
             for file, names in plan.filename_to_tensors.items():
-                save_file({name: tensors[name].cpu().contiguous() for name in names}, scratch / file, metadata)
+                shard = {name: tensors[name].cpu().contiguous() for name in names}
+                save_file(shard, scratch / file, metadata)
             if plan.is_sharded:
                 index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
                 (scratch / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
             (scratch / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
-            # What is interrupted from here on leaves a folder without config.json, which nobody reads.
-            for old in [folder / CONFIG, folder / WEIGHTS, folder / INDEX, *folder.glob(SHARDS)]:
-                old.unlink(missing_ok=True)
+            # Interrupted from here on: a folder without config.json, which nobody reads.
+            for name in (CONFIG, WEIGHTS, INDEX, SHARDS):
+                for old in folder.glob(name):
+                    old.unlink()
             for new in sorted(scratch.iterdir(), key=lambda new: new.name == CONFIG):
                 new.replace(folder / new.name)
 
@@ -358,12 +422,14 @@ class Pretrained:
                 return layout, layout.write_config(self.config)
             except ValueError as error:
                 refusals.append(str(error))
-        raise ValueError(f"{'; '.join(refusals)}: keep such a model with training.save_checkpoint")
+        raise ValueError("; ".join(refusals) + ": keep it with training.save_checkpoint")
 
 # %% ../nbs/checkpoints.ipynb #daa8c0e3
-def _fingerprint(layout: Layout, theirs: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
+def _fingerprint(
+    layout: Layout, theirs: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]
+) -> str:
     "Sixteen bytes that change with any setting, name, shape and bit."
-    options = {option: value for given in layout.options(theirs).values() for option, value in given.items()}
+    options = {x: said[x] for said in layout.options(theirs).values() for x in said}
     digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -371,13 +437,15 @@ def _fingerprint(layout: Layout, theirs: Mapping[str, Any], tensors: Iterable[tu
     return digest.hexdigest()
 
 
-def _check_fingerprint(folder: Path, layout: Layout, theirs: Mapping[str, Any], files: Mapping[str, safe_open]) -> None:
+def _check_fingerprint(
+    folder: Path, layout: Layout, theirs: Mapping[str, Any], files: Mapping[str, safe_open]
+) -> None:
     saved = {(file.metadata() or {}).get("fingerprint") for file in files.values()}
     if saved == {None}:
         return  # written by others
-    now = _fingerprint(layout, theirs, ((name, files[name].get_tensor(name)) for name in sorted(files)))
-    if saved != {now}:
+    tensors = ((name, files[name].get_tensor(name)) for name in sorted(files))
+    if saved != {_fingerprint(layout, theirs, tensors)}:
         raise ValueError(
-            f"{folder} is damaged: weights and settings are not those that were saved together. Fetch or save it "
-            "again; a setting is changed by passing it to from_pretrained"
+            f"{folder} is damaged: weights and settings are not those that were saved together. "
+            "Fetch or save it again; a setting is changed by passing it to from_pretrained"
         )

@@ -392,7 +392,7 @@ def test_number_of_classes(n, tmp_path):
 ], ids=str)
 def test_settings_that_no_file_can_say_are_not_lost(change, tmp_path):
     model = GPT(GPTConfig.gpt2(**GPT_SIZE | change))
-    with pytest.raises(ValueError, match=f"GPT2LMHeadModel has no .*{list(change)[0]}=.*training.save_checkpoint"):
+    with pytest.raises(ValueError, match=f"GPT2LMHeadModel has no .*{list(change)[0]}=.*: keep it with training.save_checkpoint"):
         model.save_pretrained(tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -511,7 +511,7 @@ def test_pickle_and_its_conversion(kind, model, written, tmp_path):
     expected = model.from_pretrained(folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="has pytorch_model.bin and no model.safetensors: a pickle can run any code") as error:
+    with pytest.raises(ValueError, match="has pytorch_model.bin and no model.safetensors: a pickle can run any code, so it isn't read; ") as error:
         model.from_pretrained(folder)
     exec(str(error.value).split("trust it: ")[1], {"transformers": transformers, "folder": folder})
     assert equal(model.from_pretrained(folder), expected)
