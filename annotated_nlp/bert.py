@@ -7,7 +7,7 @@ __all__ = ['Packed', 'pack', 'BertConfig', 'BertEmbedding', 'Pooler', 'Bert', 'M
            'next_sentence_pairs', 'MaskedLMHead', 'BertForMaskedLM', 'BertForPreTraining',
            'BertForSequenceClassification', 'BertForTokenClassification', 'BertForQuestionAnswering']
 
-# %% ../nbs/09_bert.ipynb #f77aeb03
+# %% ../nbs/09_bert.ipynb #a94e7ede
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,9 +22,9 @@ from .checkpoints import Layout, Pretrained
 from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
 from .transformer import check_ids, initialise_normal
 
-# %% ../nbs/09_bert.ipynb #8cc7d4c0
+# %% ../nbs/09_bert.ipynb #4045aa0d
 class Packed(NamedTuple):
-    """One text or two as BERT reads them: pieces, and for each the text it belongs to, 0 or 1."""
+    """One text or two as BERT reads them: pieces, and which text each belongs to, 0 or 1."""
 
     ids: list[int]
     segments: list[int]
@@ -47,7 +47,7 @@ def pack(
     room = max_len - (2 if second is None else 3)
     if room < 0:
         raise ValueError(
-            f"max_len={max_len} has no room for [CLS] and [SEP]: take at least {max_len - room}"
+            f"max_len={max_len} has no room for [CLS] and [SEP]: take {max_len - room}"
         )
     after = 0 if second is None else len(second)
     kept = min(len(first), max(room - after, room - room // 2))
@@ -55,13 +55,13 @@ def pack(
     rest = [] if second is None else [*second[: room - kept], sep_id]
     return Packed(ids + rest, [0] * len(ids) + [1] * len(rest))
 
-# %% ../nbs/09_bert.ipynb #f942193b
+# %% ../nbs/09_bert.ipynb #93e03eab
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(BlockConfig):
-    """An encoder with segments; sizes not given are BERT-base's (Devlin et al. 2019, section 3).
+    """An encoder with segments; sizes not given are BERT-base's.
 
-    `n_segments` kinds of segment, `n_classes` for the classifiers. Raises ValueError for
-    settings that don't fit.
+    Devlin et al. 2019, section 3. `n_segments` kinds of segment, `n_classes` for the
+    classifiers. Raises ValueError for settings that don't fit.
     """
 
     vocab_size: int = 30_522
@@ -91,9 +91,9 @@ class BertConfig(BlockConfig):
         """24 layers of width 1024: 340M parameters."""
         return cls(**dict(d_model=1024, n_heads=16, d_ff=4096, n_layers=24) | changes)
 
-# %% ../nbs/09_bert.ipynb #983c964c
+# %% ../nbs/09_bert.ipynb #6452b4fb
 class BertEmbedding(nn.Module):
-    """The sum of three vectors, for the piece, its segment and its place, normed (section 3)."""
+    """The sum of three vectors, for piece, segment and place, normed (section 3)."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -112,7 +112,7 @@ class BertEmbedding(nn.Module):
         x = self.tokens(ids) + self.segments(segments)
         return self.dropout(self.norm(self.positions(x)))
 
-# %% ../nbs/09_bert.ipynb #b396cec1
+# %% ../nbs/09_bert.ipynb #038a9cd7
 class Pooler(nn.Module):
     """tanh(W x + b) of the first piece's state: what BERT calls C, the text as one vector."""
 
@@ -161,7 +161,7 @@ class Bert(Pretrained, nn.Module):
             check_ids("segments", segments, self.config.n_segments)
         return self.stack(self.embedding(ids, segments), mask)
 
-# %% ../nbs/09_bert.ipynb #ebb810d5
+# %% ../nbs/09_bert.ipynb #e7794a81
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -189,7 +189,7 @@ def mask_pieces(
     """
     if not (0 <= rate <= 1 and masked >= 0 and random >= 0 and masked + random <= 1):
         raise ValueError(
-            f"rate={rate}, masked={masked}, random={random} must be shares, the last two of one"
+            f"rate={rate}, masked={masked}, random={random} must be shares, the last two of 1"
         )
 
     def draw() -> Tensor:
@@ -203,9 +203,9 @@ def mask_pieces(
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/09_bert.ipynb #3377eb37
+# %% ../nbs/09_bert.ipynb #a63f621b
 class NextSentence(NamedTuple):
-    """Two sentences; `label` is 0 if the second follows the first, 1 if it is from elsewhere."""
+    """Two sentences; `label` is 0 if the second follows the first, 1 if it is a stranger."""
 
     first: Sequence[int]
     second: Sequence[int]
@@ -215,16 +215,17 @@ class NextSentence(NamedTuple):
 def next_sentence_pairs(
     documents: Sequence[Sequence[Sequence[int]]], *, generator: torch.Generator | None = None
 ) -> list[NextSentence]:
-    """For each sentence that another follows: by even chance that one, or any of another document.
+    """For each sentence with a next one: by even chance that one, or any of another document.
 
     A document is a list of sentences, a sentence a list of pieces. Nothing but `documents` is
-    drawn from, so pairs of one split hold nothing of another. Devlin et al. 2019, section 3.1.
-    Raises ValueError for fewer than two documents that hold a sentence.
+    drawn from, so pairs of one split hold nothing of another. Devlin et al. 2019, section
+    3.1. Raises ValueError for fewer than two documents that hold a sentence.
     """
     documents = [document for document in documents if len(document)]
     if len(documents) < 2:
         raise ValueError(
-            f"documents holds {len(documents)} with sentences: two are needed, to draw from another"
+            f"documents holds {len(documents)} with sentences; two are needed, since a stranger "
+            "comes from another one"
         )
 
     def draw(n: int) -> int:
@@ -240,9 +241,9 @@ def next_sentence_pairs(
             pairs.append(NextSentence(first, after, label))
     return pairs
 
-# %% ../nbs/09_bert.ipynb #04447514
+# %% ../nbs/09_bert.ipynb #6aba440a
 class MaskedLMHead(nn.Module):
-    """A dense layer, GELU and a norm; then each state is compared with all pieces' vectors."""
+    """A dense layer, GELU, a norm; then each state is compared with all pieces' vectors."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -257,7 +258,7 @@ class MaskedLMHead(nn.Module):
         """Logits; `pieces` is the embedding's matrix, which input and output share."""
         return F.linear(self.norm(self.activation(self.dense(states))), pieces, self.bias)
 
-# %% ../nbs/09_bert.ipynb #48fac5fb
+# %% ../nbs/09_bert.ipynb #e7b641a0
 class _OnBert(Pretrained, nn.Module):
     "A BERT, and on it what a subclass needs."
 
@@ -293,7 +294,7 @@ class BertForMaskedLM(_OnBert):
 
 
 class BertForPreTraining(_OnBert):
-    """Both of BERT's tasks: masked pieces, and does the second sentence follow (section 3.1)?"""
+    """Both tasks: masked pieces, and does the second sentence follow (section 3.1)?"""
 
     def __init__(self, config: BertConfig):
         follows = nn.Linear(config.d_model, 2)
@@ -315,7 +316,7 @@ class BertForPreTraining(_OnBert):
         """Logits of "follows" and "comes from elsewhere"."""
         return self.nsp(self.bert.pooler(states))
 
-# %% ../nbs/09_bert.ipynb #f0de4ecd
+# %% ../nbs/09_bert.ipynb #2dffba2b
 class BertForSequenceClassification(_OnBert):
     """One of `n_classes` for a text or a pair of texts (section 4.1)."""
 
@@ -367,7 +368,7 @@ class BertForQuestionAnswering(_OnBert):
         start, end = self.span(self.bert(ids, segments, mask)).unbind(-1)
         return start, end
 
-# %% ../nbs/09_bert.ipynb #9a3e6ded
+# %% ../nbs/09_bert.ipynb #03b3ff26
 _TRUNK = {
     "embedding.tokens": "embeddings.word_embeddings",
     "embedding.segments": "embeddings.token_type_embeddings",
@@ -427,10 +428,17 @@ def _layout(
             "tie_word_embeddings": True,
             "classifier_dropout": None,
         },
-        names={trunk + ours: trunk + theirs for ours, theirs in _TRUNK.items()} | (heads or {}),
+        names={trunk + ours: trunk + theirs for ours, theirs in _TRUNK.items()}
+        | (heads or {}),
         base="bert.",
         tied=tied or {},
-        ignored=("embeddings.position_ids", "pooler.*", "cls.*", "classifier.*", "qa_outputs.*"),
+        ignored=(
+            "embeddings.position_ids",
+            "pooler.*",
+            "cls.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
     )
 
 
@@ -440,6 +448,10 @@ BertForPreTraining.layouts = (
     _layout("BertForPreTraining", _MLM | {"nsp": "cls.seq_relationship"}, _TIED),
 )
 BertForMaskedLM.layouts = (_layout("BertForMaskedLM", _MLM, _TIED),)
-BertForSequenceClassification.layouts = (_layout("BertForSequenceClassification", _CLASSIFIER),)
+BertForSequenceClassification.layouts = (
+    _layout("BertForSequenceClassification", _CLASSIFIER),
+)
 BertForTokenClassification.layouts = (_layout("BertForTokenClassification", _CLASSIFIER),)
-BertForQuestionAnswering.layouts = (_layout("BertForQuestionAnswering", {"span": "qa_outputs"}),)
+BertForQuestionAnswering.layouts = (
+    _layout("BertForQuestionAnswering", {"span": "qa_outputs"}),
+)
