@@ -25,8 +25,9 @@ from .transformer import check_ids, initialise_normal
 GPT2_SIZES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}
 # d_model, layers, heads, width of a head
 GPT3_SIZES = {
-    "125M": (768, 12, 12, 64), "350M": (1024, 24, 16, 64), "760M": (1536, 24, 16, 96), "1.3B": (2048, 24, 24, 128),
-    "2.7B": (2560, 32, 32, 80), "6.7B": (4096, 32, 32, 128), "13B": (5140, 40, 40, 128), "175B": (12288, 96, 96, 128),
+    "125M": (768, 12, 12, 64), "350M": (1024, 24, 16, 64), "760M": (1536, 24, 16, 96),
+    "1.3B": (2048, 24, 24, 128), "2.7B": (2560, 32, 32, 80), "6.7B": (4096, 32, 32, 128),
+    "13B": (5140, 40, 40, 128), "175B": (12288, 96, 96, 128),
 }
 
 
@@ -66,7 +67,8 @@ class GPTConfig(BlockConfig):
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        _positive(**{name: getattr(self, name) for name in ("vocab_size", "max_len", "n_layers", "n_classes")})
+        _positive(vocab_size=self.vocab_size, max_len=self.max_len)
+        _positive(n_layers=self.n_layers, n_classes=self.n_classes)
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":
@@ -90,7 +92,7 @@ class GPTConfig(BlockConfig):
 def prefix_mask(prefix: Int[Tensor, "b"], n: int) -> Bool[Tensor, "b n n"]:
     """True where query i may see key j: one of the first `prefix` tokens of its row, or not after i.
 
-    Raffel et al. 2020, section 3.2.1 and figure 4.
+    Raffel et al. 2020, section 3.2.1 and figure 3.
     """
     place = torch.arange(n, device=prefix.device)
     causal = rearrange(place, "i -> i 1") >= place
@@ -115,16 +117,16 @@ class GPTState:
 def _check_mask(mask: Tensor, shape: torch.Size) -> None:
     if mask.shape != shape or mask.dtype != torch.bool:
         raise ValueError(
-            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at tokens, with ids' "
-            f"shape {tuple(shape)}"
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at tokens, with "
+            f"ids' shape {tuple(shape)}"
         )
 
 
 def _check_counts(name: str, counts: Tensor, rows: int) -> None:
     if counts.shape != (rows,) or counts.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"{name} is {counts.dtype} of shape {tuple(counts.shape)}; it must count tokens, one number for each "
-            f"of {rows} rows"
+            f"{name} is {counts.dtype} of shape {tuple(counts.shape)}; it must count tokens, one number for "
+            f"each of {rows} rows"
         )
 
 
@@ -231,8 +233,8 @@ class GPT(Pretrained, nn.Module):
         places = ids.shape[1] - 1 + max_new_tokens  # the last token is written and never read
         if places > self.config.max_len:
             raise ValueError(
-                f"a prompt of {ids.shape[1]} tokens and max_new_tokens={max_new_tokens} need {places} places, the "
-                f"model has max_len={self.config.max_len}: shorten the prompt, or ask for fewer"
+                f"a prompt of {ids.shape[1]} tokens and max_new_tokens={max_new_tokens} need {places} "
+                f"places, the model has max_len={self.config.max_len}: shorten the prompt, or ask for fewer"
             )
         prompt, padding = (ids, None) if mask is None else _to_the_right(ids, mask)
         # Not a view, for which a compiled step would be compiled once more.
@@ -258,7 +260,7 @@ class GPT(Pretrained, nn.Module):
     def _mask(self, ids: Tensor, prefix: Tensor | None) -> Tensor | None:
         if not self.config.prefix_lm:
             if prefix is not None:
-                raise ValueError("prefix is given, but this model reads from left to right; make it with prefix_lm=True")
+                raise ValueError("prefix is given, but this model is causal; make it with prefix_lm=True")
             return None
         prefix = ids.new_zeros(len(ids)) if prefix is None else prefix
         _check_counts("prefix", prefix, len(ids))
@@ -301,9 +303,9 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
         _check_mask(mask, states.shape[:2])
         rows, place = (torch.arange(size, device=mask.device) for size in mask.shape)
         lengths = mask.sum(1).clamp(min=1)
-        on_cpu = mask.device.type == "cpu" and not torch.compiler.is_compiling()  # looking would make a GPU wait
-        if on_cpu and not torch.equal(mask, place < rearrange(lengths, "b -> b 1")):
-            raise ValueError("mask must be True at the beginning of each row, at one token or more, and False after it")
+        if mask.device.type == "cpu" and not torch.compiler.is_compiling():  # looking would make a GPU wait
+            if not torch.equal(mask, place < rearrange(lengths, "b -> b 1")):
+                raise ValueError("each row of mask must be True at one token or more, and after these False")
         return self.score(states[rows, lengths - 1])
 
 # %% ../nbs/08_gpt.ipynb #96e2d898
@@ -333,7 +335,11 @@ def _gpt2(architecture: str, names: dict[str, str], **more) -> Layout:
     return Layout(
         architecture, "gpt2", GPTConfig.gpt2,
         settings=_SETTINGS | {"d_ff": "n_inner", "activation": "activation_function"},
-        values={"activation": {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",), "relu": ("relu",)}},
+        values={
+            "activation": {
+                "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",), "relu": ("relu",)
+            }
+        },
         expects={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
@@ -355,15 +361,20 @@ def _gpt1(architecture: str, names: dict[str, str], **more) -> Layout:
     )
 
 
-def _below(ours: str, theirs: str, names: dict[str, str]) -> dict[str, str]:
-    return {ours + name: theirs + place for name, place in names.items()}
+def _below(ours: str, names: dict[str, str]) -> dict[str, str]:
+    return {ours + name: f"transformer.{place}" for name, place in names.items()}
 
 
+def _tied(tokens: str) -> dict[str, str]:
+    return {"lm_head.weight": f"transformer.{tokens}.weight"}
+
+
+_HEAD = {"score": "score"}
 GPT.layouts = (
-    _gpt2("GPT2LMHeadModel", _below("", "transformer.", _GPT2), tied={"lm_head.weight": "transformer.wte.weight"}),
-    _gpt1("OpenAIGPTLMHeadModel", _below("", "transformer.", _GPT1), tied={"lm_head.weight": "transformer.tokens_embed.weight"}),
+    _gpt2("GPT2LMHeadModel", _below("", _GPT2), tied=_tied("wte")),
+    _gpt1("OpenAIGPTLMHeadModel", _below("", _GPT1), tied=_tied("tokens_embed")),
 )
 GPTForSequenceClassification.layouts = (
-    _gpt2("GPT2ForSequenceClassification", _below("gpt.", "transformer.", _GPT2) | {"score": "score"}),
-    _gpt1("OpenAIGPTForSequenceClassification", _below("gpt.", "transformer.", _GPT1) | {"score": "score"}),
+    _gpt2("GPT2ForSequenceClassification", _below("gpt.", _GPT2) | _HEAD),
+    _gpt1("OpenAIGPTForSequenceClassification", _below("gpt.", _GPT1) | _HEAD),
 )
