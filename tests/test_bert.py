@@ -383,7 +383,7 @@ def test_sizes(config, theirs, printed, exact):
     assert parameters(lambda: Bert(config)) == parameters(lambda: transformers.BertModel(transformers.BertConfig(**theirs))) == exact
     assert abs(exact / printed - 1) < 0.015
     for name in HEADS:
-        assert parameters(lambda: ours_(name)(config)) == parameters(lambda: getattr(transformers, name)(transformers.BertConfig(**theirs))), name
+        assert parameters(partial(ours_(name), config)) == parameters(partial(getattr(transformers, name), transformers.BertConfig(**theirs))), name
 
 
 def test_settings_of_the_paper():

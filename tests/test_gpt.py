@@ -843,7 +843,7 @@ FLAG = torch.ones(2, 5, dtype=torch.bool)
     (lambda: classified(mask=FLAG[:, :4]), ["mask", "(2, 4)"]),
     (lambda: classified(mask=FLAG[:1]), ["mask", "(1, 5)"]),
     (lambda: classified(mask=FLAG & torch.tensor([[True], [False]])), ["mask", "one token or more"]),
-    (lambda: classified(mask=lengths(5, 3).flip(1)), ["mask", "beginning"]),
+    (lambda: classified(mask=lengths(5, 3).flip(1)), ["mask", "one token or more"]),
     # prefixes
     (lambda: read(prefix=torch.tensor([1, 2])), ["prefix", "prefix_lm=True"]),
     (lambda: read(prefix=torch.tensor([1, 2, 3]), prefix_lm=True), ["prefix", "(3,)", "2"]),
