@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from beartype import beartype
 from einops import rearrange
-from jaxtyping import Bool, Float, Int, TypeCheckError, jaxtyped
+from jaxtyping import Float, TypeCheckError, jaxtyped
 from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
