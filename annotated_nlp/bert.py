@@ -185,11 +185,23 @@ def mask_pieces(
     Of the chosen pieces a share `masked` becomes `mask_id`, a share `random` any piece of the
     vocabulary, the rest stays. `candidates` is False at special tokens and padding. Devlin et
     al. 2019, section 3.1 and appendix A.1; drawn anew at each call as in Liu et al. 2019,
-    section 4.1. Raises ValueError for shares outside [0, 1].
+    section 4.1. Raises ValueError for shares outside [0, 1], a `mask_id` outside the
+    vocabulary, wrong shapes and dtypes.
     """
     if not (0 <= rate <= 1 and masked >= 0 and random >= 0 and masked + random <= 1):
         raise ValueError(
             f"rate={rate}, masked={masked}, random={random} must be shares, the last two of 1"
+        )
+    if not 0 <= mask_id < vocab_size:
+        raise ValueError(f"mask_id={mask_id} must be a piece, vocab_size={vocab_size}")
+    if (
+        ids.is_floating_point()
+        or candidates.dtype != torch.bool
+        or candidates.shape != ids.shape
+    ):
+        raise ValueError(
+            f"ids is {ids.dtype} of shape {tuple(ids.shape)}, candidates is {candidates.dtype} of "
+            f"shape {tuple(candidates.shape)}; they must be pieces and boolean, of one shape"
         )
 
     def draw() -> Tensor:
@@ -219,8 +231,15 @@ def next_sentence_pairs(
 
     A document is a list of sentences, a sentence a list of pieces. Nothing but `documents` is
     drawn from, so pairs of one split hold nothing of another. Devlin et al. 2019, section
-    3.1. Raises ValueError for fewer than two documents that hold a sentence.
+    3.1. Raises ValueError for fewer than two documents that hold a sentence, and for an
+    empty sentence.
     """
+    for d, document in enumerate(documents):
+        for s, sentence in enumerate(document):
+            if not len(sentence):
+                raise ValueError(
+                    f"document {d} has an empty sentence, sentence {s}: leave it out"
+                )
     documents = [document for document in documents if len(document)]
     if len(documents) < 2:
         raise ValueError(
