@@ -7,7 +7,7 @@ __all__ = ['Packed', 'pack', 'BertConfig', 'BertEmbedding', 'Pooler', 'Bert', 'M
            'next_sentence_pairs', 'MaskedLMHead', 'BertForMaskedLM', 'BertForPreTraining',
            'BertForSequenceClassification', 'BertForTokenClassification', 'BertForQuestionAnswering']
 
-# %% ../nbs/09_bert.ipynb #a94e7ede
+# %% ../nbs/09_bert.ipynb #43724e3d
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,7 +22,7 @@ from .checkpoints import Layout, Pretrained
 from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
 from .transformer import check_ids, initialise_normal
 
-# %% ../nbs/09_bert.ipynb #4045aa0d
+# %% ../nbs/09_bert.ipynb #c613544d
 class Packed(NamedTuple):
     """One text or two as BERT reads them: pieces, and which text each belongs to, 0 or 1."""
 
@@ -55,7 +55,7 @@ def pack(
     rest = [] if second is None else [*second[: room - kept], sep_id]
     return Packed(ids + rest, [0] * len(ids) + [1] * len(rest))
 
-# %% ../nbs/09_bert.ipynb #93e03eab
+# %% ../nbs/09_bert.ipynb #e098c292
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(BlockConfig):
     """An encoder with segments; sizes not given are BERT-base's.
@@ -91,7 +91,7 @@ class BertConfig(BlockConfig):
         """24 layers of width 1024: 340M parameters."""
         return cls(**dict(d_model=1024, n_heads=16, d_ff=4096, n_layers=24) | changes)
 
-# %% ../nbs/09_bert.ipynb #6452b4fb
+# %% ../nbs/09_bert.ipynb #53a60aa7
 class BertEmbedding(nn.Module):
     """The sum of three vectors, for piece, segment and place, normed (section 3)."""
 
@@ -112,7 +112,7 @@ class BertEmbedding(nn.Module):
         x = self.tokens(ids) + self.segments(segments)
         return self.dropout(self.norm(self.positions(x)))
 
-# %% ../nbs/09_bert.ipynb #038a9cd7
+# %% ../nbs/09_bert.ipynb #44e19104
 class Pooler(nn.Module):
     """tanh(W x + b) of the first piece's state: what BERT calls C, the text as one vector."""
 
@@ -161,7 +161,7 @@ class Bert(Pretrained, nn.Module):
             check_ids("segments", segments, self.config.n_segments)
         return self.stack(self.embedding(ids, segments), mask)
 
-# %% ../nbs/09_bert.ipynb #e7794a81
+# %% ../nbs/09_bert.ipynb #59a2208b
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -185,11 +185,23 @@ def mask_pieces(
     Of the chosen pieces a share `masked` becomes `mask_id`, a share `random` any piece of the
     vocabulary, the rest stays. `candidates` is False at special tokens and padding. Devlin et
     al. 2019, section 3.1 and appendix A.1; drawn anew at each call as in Liu et al. 2019,
-    section 4.1. Raises ValueError for shares outside [0, 1].
+    section 4.1. Raises ValueError for shares outside [0, 1], a `mask_id` outside the
+    vocabulary, wrong shapes and dtypes.
     """
     if not (0 <= rate <= 1 and masked >= 0 and random >= 0 and masked + random <= 1):
         raise ValueError(
             f"rate={rate}, masked={masked}, random={random} must be shares, the last two of 1"
+        )
+    if not 0 <= mask_id < vocab_size:
+        raise ValueError(f"mask_id={mask_id} must be a piece, vocab_size={vocab_size}")
+    if (
+        ids.is_floating_point()
+        or candidates.dtype != torch.bool
+        or candidates.shape != ids.shape
+    ):
+        raise ValueError(
+            f"ids is {ids.dtype} of shape {tuple(ids.shape)}, candidates is {candidates.dtype} of "
+            f"shape {tuple(candidates.shape)}; they must be pieces and boolean, of one shape"
         )
 
     def draw() -> Tensor:
@@ -203,7 +215,7 @@ def mask_pieces(
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/09_bert.ipynb #a63f621b
+# %% ../nbs/09_bert.ipynb #c4a0c169
 class NextSentence(NamedTuple):
     """Two sentences; `label` is 0 if the second follows the first, 1 if it is a stranger."""
 
@@ -219,8 +231,15 @@ def next_sentence_pairs(
 
     A document is a list of sentences, a sentence a list of pieces. Nothing but `documents` is
     drawn from, so pairs of one split hold nothing of another. Devlin et al. 2019, section
-    3.1. Raises ValueError for fewer than two documents that hold a sentence.
+    3.1. Raises ValueError for fewer than two documents that hold a sentence, and for an
+    empty sentence.
     """
+    for d, document in enumerate(documents):
+        for s, sentence in enumerate(document):
+            if not len(sentence):
+                raise ValueError(
+                    f"document {d} has an empty sentence, sentence {s}: leave it out"
+                )
     documents = [document for document in documents if len(document)]
     if len(documents) < 2:
         raise ValueError(
@@ -241,7 +260,7 @@ def next_sentence_pairs(
             pairs.append(NextSentence(first, after, label))
     return pairs
 
-# %% ../nbs/09_bert.ipynb #6aba440a
+# %% ../nbs/09_bert.ipynb #f28f8995
 class MaskedLMHead(nn.Module):
     """A dense layer, GELU, a norm; then each state is compared with all pieces' vectors."""
 
@@ -258,7 +277,7 @@ class MaskedLMHead(nn.Module):
         """Logits; `pieces` is the embedding's matrix, which input and output share."""
         return F.linear(self.norm(self.activation(self.dense(states))), pieces, self.bias)
 
-# %% ../nbs/09_bert.ipynb #e7b641a0
+# %% ../nbs/09_bert.ipynb #50b58fc4
 class _OnBert(Pretrained, nn.Module):
     "A BERT, and on it what a subclass needs."
 
@@ -316,7 +335,7 @@ class BertForPreTraining(_OnBert):
         """Logits of "follows" and "comes from elsewhere"."""
         return self.nsp(self.bert.pooler(states))
 
-# %% ../nbs/09_bert.ipynb #2dffba2b
+# %% ../nbs/09_bert.ipynb #f68368c6
 class BertForSequenceClassification(_OnBert):
     """One of `n_classes` for a text or a pair of texts (section 4.1)."""
 
@@ -368,7 +387,7 @@ class BertForQuestionAnswering(_OnBert):
         start, end = self.span(self.bert(ids, segments, mask)).unbind(-1)
         return start, end
 
-# %% ../nbs/09_bert.ipynb #03b3ff26
+# %% ../nbs/09_bert.ipynb #a4ec5526
 _TRUNK = {
     "embedding.tokens": "embeddings.word_embeddings",
     "embedding.segments": "embeddings.token_type_embeddings",
