@@ -237,9 +237,7 @@ def next_sentence_pairs(
     for d, document in enumerate(documents):
         for s, sentence in enumerate(document):
             if not len(sentence):
-                raise ValueError(
-                    f"document {d} has an empty sentence, sentence {s}: leave it out"
-                )
+                raise ValueError(f"document {d}, sentence {s} is empty: drop it")
     documents = [document for document in documents if len(document)]
     if len(documents) < 2:
         raise ValueError(
