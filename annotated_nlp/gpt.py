@@ -305,7 +305,9 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
         lengths = mask.sum(1).clamp(min=1)
         if mask.device.type == "cpu" and not torch.compiler.is_compiling():  # looking would make a GPU wait
             if not torch.equal(mask, place < rearrange(lengths, "b -> b 1")):
-                raise ValueError("each row of mask must be True at one token or more, and after these False")
+                raise ValueError(
+                    "mask must be True at the beginning of each row, at one token or more, and False after it"
+                )
         return self.score(states[rows, lengths - 1])
 
 # %% ../nbs/08_gpt.ipynb #96e2d898
