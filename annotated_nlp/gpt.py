@@ -85,7 +85,8 @@ class GPTConfig(BlockConfig):
     def gpt3(cls, size: str = "175B", **changes) -> "GPTConfig":
         """Brown et al. 2020, table 2.1, by parameters: "125M", "350M", ..., "175B"; all layers dense."""
         d_model, n_layers, n_heads, d_head = _size(size, GPT3_SIZES)
-        sizes = dict(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_head=d_head, max_len=2048)
+        own = None if n_heads * d_head == d_model else d_head  # else it need not be said
+        sizes = dict(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_head=own, max_len=2048)
         return cls(**sizes | changes)
 
 # %% ../nbs/08_gpt.ipynb #fe32395d
@@ -225,8 +226,9 @@ class GPT(Pretrained, nn.Module):
 
         Temperature 0 takes the most probable token, otherwise one is drawn as by `decoding.sample`. `mask` is
         True at the tokens of prompts of different lengths. A row that has written `stop_id` is filled with
-        it. Dropout is off. Without `stop_id` no step waits for the device. Raises ValueError for a prompt
-        without tokens, and for more tokens than the model has places for.
+        it. With `prefix_lm` a prompt is the prefix, but for its last token. Dropout is off. Without `stop_id`
+        no step waits for the device. Raises ValueError for a prompt without tokens, and for more tokens than
+        the model has places for.
         """
         check_ids("ids", ids, self.config.vocab_size)
         _positive(max_new_tokens=max_new_tokens)
