@@ -34,6 +34,7 @@ from annotated_nlp.transformer import (
     Transformer,
     TransformerConfig,
     TransformerState,
+    initialise_normal,
     sinusoidal_positions,
     smoothed_cross_entropy,
 )
@@ -469,6 +470,31 @@ def test_positions(kind, unchecked):
     for wrong in (partial(positions, x, 7), partial(positions, torch.zeros(2, 11, 6))):
         with pytest.raises(ValueError, match="11.*max_len=10"):
             wrong()
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
+def test_rows_that_begin_at_places_of_their_own(kind):
+    "Row by row the same as alone; before place 0 stands padding, which may get anything but must not fail."
+    positions, x, starts = Positions(kind, 10, 6), torch.randn(4, 4, 6), [0, 6, 2, -3]
+    together = positions(x, torch.tensor(starts))
+    for row, alone, start in zip(together, x, starts):
+        real = max(0, -start)
+        assert_close(row[real:], positions(alone[None, real:], start + real)[0], atol=0, rtol=0)
+
+
+def test_normal_initialisation():
+    "Standard deviation 0.02 for every matrix whatever its size, zero biases, norms that begin as the identity."
+    torch.manual_seed(0)
+    stack = Stack(BlockConfig(d_model=64, n_heads=4, d_ff=256, norm_first=True), 2)
+    with torch.no_grad():
+        for p in stack.parameters():
+            p.fill_(7.0)
+    initialise_normal(stack)
+    for name, p in stack.named_parameters():
+        if p.ndim > 1:
+            assert abs(p.std().item() / 0.02 - 1) < 0.05 and abs(p.mean().item()) < 1e-3, name
+        else:
+            assert (p == float("norm" in name and name.endswith("weight"))).all(), name
 
 
 def test_embedding_is_scaled():
