@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from einops import rearrange
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from huggingface_hub.errors import (
     HFValidationError,
@@ -433,7 +434,8 @@ def _fingerprint(
     digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        values = rearrange(tensor.cpu(), "... -> (...)").contiguous()
+        digest.update(values.view(torch.uint8).numpy())  # the bytes that they are made of
     return digest.hexdigest()
 
 

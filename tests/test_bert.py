@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -20,6 +19,7 @@ from tokenizers import Tokenizer, models, processors
 from torch import nn
 from torch.testing import assert_close
 
+import messages
 import test_invariants
 from annotated_nlp import bert, data
 from annotated_nlp.attention import attention_maps
@@ -711,12 +711,7 @@ def test_pairs_fit_the_model():
 
 # What a hostile user tries
 
-REMEDY = r"(?=.*\b(must|give|make|cut|change|choose|drop|try|pass|needs?|needed|set|shorten|ask|tokenizer|keep|call|take)\b)"
-
-
-def says(*words):
-    "A message that holds every one of the words, and a remedy."
-    return "(?s)" + "".join(rf"(?=.*{re.escape(word)})" for word in words) + REMEDY
+says = partial(messages.says, or_else="needed|shorten|ask|keep|call|take")
 
 
 @pytest.mark.parametrize("changes,words", [

@@ -2,10 +2,10 @@
 
 import itertools
 import math
-import re
 import warnings
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, OpenAIGPTConfig, OpenAIGPTForSequenceClassification, OpenAIGPTLMHeadModel
 
+import messages
 import test_invariants
 from annotated_nlp import gpt
 from annotated_nlp.attention import KVCache
@@ -734,12 +735,7 @@ def test_generation_after_a_prefix(kind):
 
 # What a hostile user tries
 
-REMEDY = r"(?=.*\b(must|give|make|cut|change|choose|drop|try|pass|needs?|set|shorten|ask|tokenizer|keep|call|none of the)\b)"
-
-
-def says(*words):
-    "A message that holds every one of the words, and a remedy."
-    return "(?s)" + "".join(rf"(?=.*{re.escape(word)})" for word in words) + REMEDY
+says = partial(messages.says, or_else="shorten|ask|keep|call|none of the")
 
 
 @pytest.mark.parametrize("changes,words", [

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from transformers.models.openai.modeling_openai import Block as OpenAIBlock
 from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
+from messages import says
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.decoding import State, beam_search, greedy, sample
 from annotated_nlp.transformer import (
@@ -856,13 +856,6 @@ def test_weights_are_tied():
 
 
 # Errors
-
-REMEDY = r"(?=.*\b(must|give|make|cut|change|choose|drop|try|pass|needs?|set|tokenizer)\b)"
-
-
-def says(*words):
-    "A message that holds every one of the words, and a remedy."
-    return "(?s)" + "".join(rf"(?=.*{re.escape(word)})" for word in words) + REMEDY
 
 
 @pytest.mark.parametrize("changes,words", [
