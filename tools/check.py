@@ -55,7 +55,7 @@ def sync() -> int:
 def test() -> int:
     "Run every step even after a failure, so that one run shows all that is wrong; give the number of failed steps."
     steps = {
-        "chapters": ["nbdev_test", "--n_workers", "2", "--timing", "--do_print"],
+        "chapters": [sys.executable, "-m", "tools.away"],
         "site": [sys.executable, "-m", "tools.site", "build"],
         "ruff": ["ruff", "check", "annotated_nlp", "tests", "tools", "setup.py"],
         "pytest": [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--durations=5"],

@@ -1,0 +1,75 @@
+"""The package as others get it: a wheel, installed where nothing of the repository is.
+
+`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`.
+"""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command, cwd, **env) -> str:
+    "Run a command that must succeed, with nothing of this run in its environment, and give what it printed."
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LAB_RUN", "MPLBACKEND")} | env
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def build(folder: Path) -> Path:
+    "The wheel, built from a copy: the repository stays clean. By the setuptools that is here: nothing is fetched."
+    skip = shutil.ignore_patterns(".*", "_site", "_proc", "build", "dist", "*.egg-info", "__pycache__", "runs")
+    shutil.copytree(ROOT, folder / "source", ignore=skip, symlinks=True)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=folder / "source")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, place: Path) -> Path:
+    """The Python of a virtual environment in `place` that has the wheel, the packages of this one, nothing else.
+
+    Its site-packages get a .pth file that names this environment's. A folder named so is searched, but the .pth files
+    inside it are not read: the one through which the editable install leads to the repository stays without effect.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place)
+    python = place / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "install", "--no-deps", "--no-index")
+    run(*pip, wheel, cwd=place)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "this_environment.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+    return python
+
+
+# nbdev_test runs pages in its own process, so the package that it would import is the one that they get.
+PAGES = """
+import sys
+from importlib.util import find_spec
+from nbdev.test import nbdev_test
+assert find_spec("annotated_nlp").origin.startswith(sys.prefix), find_spec("annotated_nlp")
+nbdev_test(n_workers=2, timing=True, do_print=True)
+"""
+
+
+def main() -> int:
+    "Run the pages; give nbdev_test's exit status."
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch).resolve()
+        python = install(build(place), place)
+        for page in (ROOT / "nbs").rglob("[!.]*.ipynb"):
+            if ".ipynb_checkpoints" not in page.parts:
+                folder = place / "book" / "nbs" / page.relative_to(ROOT / "nbs").with_suffix("")
+                folder.mkdir(parents=True)
+                shutil.copy(page, folder)
+        shutil.copy(ROOT / "settings.ini", place / "book")
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        return subprocess.run([python, "-c", PAGES], cwd=place / "book", env=env).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
