@@ -240,7 +240,15 @@ class ElectraPair(nn.Module):
 
     def __init__(self, generator: ElectraForMaskedLM, discriminator: ElectraForPreTraining):
         super().__init__()
-        for name in ("vocab_size", "max_len", "n_segments", "d_embedding", "norm", "bias", "eps"):
+        for name in (
+            "vocab_size",
+            "max_len",
+            "n_segments",
+            "d_embedding",
+            "norm",
+            "bias",
+            "eps",
+        ):
             one, other = getattr(generator.config, name), getattr(discriminator.config, name)
             if one != other:
                 raise ValueError(
@@ -365,7 +373,8 @@ def _layout(
         model_type="electra",
         config=ElectraConfig,
         settings=bert.settings | {"d_embedding": "embedding_size"},
-        names={trunk + ours: trunk + theirs for ours, theirs in names.items()} | (heads or {}),
+        names={trunk + ours: trunk + theirs for ours, theirs in names.items()}
+        | (heads or {}),
         base="electra.",
         tied=tied or {},
         ignored=(
