@@ -240,15 +240,7 @@ class ElectraPair(nn.Module):
 
     def __init__(self, generator: ElectraForMaskedLM, discriminator: ElectraForPreTraining):
         super().__init__()
-        for name in (
-            "vocab_size",
-            "max_len",
-            "n_segments",
-            "d_embedding",
-            "norm",
-            "bias",
-            "eps",
-        ):
+        for name in "vocab_size max_len n_segments d_embedding norm bias eps".split():
             one, other = getattr(generator.config, name), getattr(discriminator.config, name)
             if one != other:
                 raise ValueError(
