@@ -27,6 +27,7 @@ from torch.testing import assert_close
 from annotated_nlp import attention
 from annotated_nlp.attention import KVCache, dot_product_attention
 from annotated_nlp.bert import BertConfig, BertForMaskedLM
+from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 from annotated_nlp.transformer import Block, FeedForward, Positions, Stack, Transformer, TransformerConfig
@@ -82,6 +83,17 @@ def bert_(positions="learned", **changes):
     return model
 
 
+def electra_(model):
+    def build(positions="learned", **changes):
+        sizes = dict(vocab_size=V, d_embedding=24, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
+        made = loud(model(ElectraConfig(**sizes | changes)))
+        if positions == "none":
+            nn.init.zeros_(made.electra.embedding.shared.positions.table)
+        return made
+
+    return build
+
+
 def seq2seq_(*attention, **settings):
     return lambda **changes: Seq2Seq(Seq2SeqConfig(V, V, **dict(d_model=16, n_layers=2) | settings | changes), *attention)
 
@@ -119,6 +131,8 @@ MODELS = [
     writer("gpt1", gpt_(GPTConfig.gpt1)),
     writer("gpt2", gpt_(GPTConfig.gpt2)),
     Case("bert", bert_, "text", unordered=True),
+    Case("electra-generator", electra_(ElectraForMaskedLM), "text", unordered=True),
+    Case("electra", electra_(ElectraForPreTraining), "text", unordered=True),
     Case("viewer", transformer_(Viewer, activation="gelu", norm_first=True), "images"),
 ]
 FIRST = MODELS[0]._replace(build=transformer_(n_layers=1))  # the one that is broken on purpose below

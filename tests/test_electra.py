@@ -1,0 +1,680 @@
+"ELECTRA's models against `transformers` with the same weights, its samples by their statistics, its losses by hand."
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.testing import assert_close
+
+import messages
+import test_invariants
+from annotated_nlp import electra
+from annotated_nlp.bert import Bert, BertConfig, Masked, mask_pieces
+from annotated_nlp.electra import (
+    Electra,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraForSequenceClassification,
+    ElectraPair,
+    Judged,
+    electra_loss,
+    replace_pieces,
+)
+
+unchecked = test_invariants.unchecked  # as a user has the package
+SMALL = dict(vocab_size=29, max_len=24, d_embedding=20, d_model=32, n_heads=4, d_ff=48, n_layers=2, dropout=0.0)
+HEADS = ["ElectraForMaskedLM", "ElectraForPreTraining", "ElectraForSequenceClassification", "ElectraForTokenClassification"]
+CLASSES = ["ElectraModel", *HEADS]
+ODD = {  # their configurations, each strange in its own way
+    "narrow embedding": dict(embedding_size=12, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48),
+    "no projection": dict(embedding_size=35, hidden_size=35, num_attention_heads=5, num_hidden_layers=1, intermediate_size=90, hidden_act="relu", layer_norm_eps=1e-3, num_labels=7),
+    "a wide embedding, as a generator's": dict(embedding_size=64, hidden_size=16, num_attention_heads=1, num_hidden_layers=3, intermediate_size=5, hidden_act="gelu_new", type_vocab_size=3, max_position_embeddings=11),
+    "heads of one": dict(embedding_size=3, hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, type_vocab_size=1, layer_norm_eps=1e-5, vocab_size=101, num_labels=3),
+}
+MODELS, EVERY = pytest.mark.parametrize("name", CLASSES), pytest.mark.parametrize("odd", ODD)
+LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def theirs_(name, std=0.3, **changes):
+    "A model of `transformers`, from its own initialiser; no bias stays at zero and no norm at one."
+    settings = dict(vocab_size=29, max_position_embeddings=24, initializer_range=std, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    theirs = getattr(transformers, name)(transformers.ElectraConfig(**settings | ODD["narrow embedding"] | changes)).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            if p.ndim == 1:
+                p.add_(0.1 * torch.randn_like(p))
+    return theirs
+
+
+def ours_(name):
+    return getattr(electra, name.replace("Model", ""))
+
+
+def twin(theirs, folder, **changes):
+    "Ours with the same weights, by way of a folder."
+    theirs.save_pretrained(folder)
+    return ours_(type(theirs).__name__).from_pretrained(folder, **changes)
+
+
+def small(model=Electra, loud=0.3, **changes):
+    "Ours alone."
+    model = model(ElectraConfig(**SMALL | changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
+    return model
+
+
+def pair_(share=0.5, **changes):
+    return ElectraPair(small(ElectraForMaskedLM, **changes | {key: max(1, int(share * SMALL[key])) for key in ("d_model", "n_heads", "d_ff")}), small(ElectraForPreTraining, **changes))
+
+
+def lengths(*sizes, width=None):
+    return torch.arange(width or max(sizes)) < torch.tensor(sizes)[:, None]
+
+
+def close(found, wanted, tolerance=1e-5, name=""):
+    "To `tolerance` of the largest entry."
+    assert found.dtype == wanted.dtype
+    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
+
+
+def batch(theirs, n=None):
+    "Ids of every place, segments of every kind, and a mask. No 0, whose vector theirs never learns where it is read."
+    c = theirs.config
+    n = n or c.max_position_embeddings
+    mask = lengths(n, n // 2, 1, n - 2)
+    return torch.randint(1, c.vocab_size, mask.shape), torch.randint(c.type_vocab_size, mask.shape), mask
+
+
+def read(theirs, ids, segments, mask, **labels):
+    return theirs(ids, token_type_ids=segments, attention_mask=mask.long(), **labels)
+
+
+def output(name, answer):
+    return answer.last_hidden_state if name == "ElectraModel" else answer.logits
+
+
+def targets(name, c, mask):
+    "Their labels: -100 is not asked for; whether a piece was replaced is asked at every real place."
+    asked = torch.where(torch.rand(mask.shape) < 0.4, torch.randint(c.vocab_size, mask.shape), -100)
+    asked[0, 0] = 1
+    return {"ElectraForMaskedLM": asked, "ElectraForPreTraining": torch.randint(2, mask.shape), "ElectraForSequenceClassification": torch.randint(c.num_labels, mask.shape[:1]),
+            "ElectraForTokenClassification": torch.randint(c.num_labels, mask.shape).where(mask, -100)}[name]
+
+
+def loss_(name, found, labels, mask):
+    "Each model's, by PyTorch's functions of what ours gives."
+    if name == "ElectraForPreTraining":
+        return F.binary_cross_entropy_with_logits(found[mask], labels[mask].to(found))
+    if name == "ElectraForSequenceClassification":
+        return F.cross_entropy(found, labels)
+    return F.cross_entropy(found.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def same_gradients(ours, theirs, loss, their_loss, tolerance):
+    "Of every parameter, by the names of the layout's table; none of theirs is left over."
+    layout = type(ours).layouts[0]
+    gradients = [dict(zip(dict(model.named_parameters()), torch.autograd.grad(100 * x, list(model.parameters())))) for model, x in ((ours, loss), (theirs, their_loss))]
+    used = set()
+    for name, gradient in gradients[0].items():
+        parts = layout.place(name).names
+        used |= set(parts)
+        wanted = torch.cat([gradients[1][part] for part in parts])
+        # a query's shift of all scores and a key's bias are lost in the softmax
+        assert wanted.abs().max() > 0 or "qkv.bias" in name or "segments" in name, f"{name} has no part in the loss"
+        assert_close(gradient, wanted, atol=tolerance * max(1.0, wanted.abs().max().item()), rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+    assert set(gradients[1]) == used
+
+
+# Values, losses, gradients
+
+
+@PRECISIONS
+@LARGE
+@EVERY
+@MODELS
+def test_outputs_losses_and_gradients(name, odd, std, dtype, tmp_path):
+    "With segments and padding, at every place that the model has."
+    theirs = theirs_(name, std, **ODD[odd])
+    ours = twin(theirs, tmp_path).to(dtype)
+    theirs = theirs.to(dtype)
+    ids, segments, mask = batch(theirs)
+    found = ours(ids, segments, mask)
+    if name == "ElectraModel":
+        wanted = output(name, read(theirs, ids, segments, mask))
+        upstream = torch.randn_like(wanted)
+        loss, their_loss = ((x * upstream)[mask].mean() for x in (found, wanted))
+    else:
+        labels = targets(name, theirs.config, mask)
+        answer = read(theirs, ids, segments, mask, labels=labels)
+        wanted, loss = output(name, answer), loss_(name, found, labels, mask)
+        their_loss = loss_(name, wanted, labels, mask)
+        assert_close(loss.float(), answer.loss.float(), atol=1e-6, rtol=1e-5)
+    real = (lambda x: x[mask]) if wanted.shape[:2] == mask.shape else (lambda x: x)
+    close(real(found), real(wanted), TOLERANCE[dtype])
+    assert_close(loss, their_loss, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    same_gradients(ours, theirs, loss, their_loss, 3 * TOLERANCE[dtype])
+
+
+@EVERY
+@MODELS
+def test_there_and_back(name, odd, tmp_path):
+    "What is saved here has the same bits in `transformers`, and what they save of it has them here."
+    theirs = theirs_(name, **ODD[odd])
+    ours = twin(theirs, tmp_path / "a")
+    ours.save_pretrained(tmp_path / "b")
+    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values())
+    for first, second in zip(again.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert first[0] == second[0] and torch.equal(first[1], second[1])
+    for option in ("vocab_size", "max_position_embeddings", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size", "layer_norm_eps",
+                   "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "tie_word_embeddings"):
+        assert getattr(again.config, option) == getattr(theirs.config, option), option
+    ids, segments, mask = batch(theirs)
+    close(output(name, read(again.eval(), ids, segments, mask)), output(name, read(theirs, ids, segments, mask)), 1e-6)
+    back = twin(again, tmp_path / "c")
+    assert back.config == ours.config
+    for first, second in zip(back.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_made_here(name, tmp_path):
+    "A model that was never theirs: in shards, from training mode."
+    model = small(ours_(name), dropout=0.1, n_classes=5).train()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    theirs = getattr(transformers, name).from_pretrained(tmp_path).eval()
+    ids, segments, mask = batch(theirs)
+    found, wanted = model.eval()(ids, segments, mask), read(theirs, ids, segments, mask).logits
+    keep = mask if wanted.shape[:2] == mask.shape else slice(None)
+    close(found[keep], wanted[keep])
+    assert ours_(name).from_pretrained(tmp_path).config == model.config
+
+
+@MODELS
+def test_bfloat16(name, tmp_path):
+    "To its rounding, of one in 256 a few times over, around their outputs in float64."
+    theirs = theirs_(name)
+    ours = twin(theirs, tmp_path).bfloat16()
+    theirs.bfloat16()
+    ids, segments, mask = batch(theirs)
+    found, wanted = ours(ids, segments, mask), output(name, read(theirs.double(), ids, segments, mask))
+    keep = mask if wanted.shape[:2] == mask.shape else slice(None)
+    assert found.dtype == torch.bfloat16
+    close(found[keep].double(), wanted[keep], 16 / 256)
+    assert (found[keep].double() - wanted[keep]).abs().max() > 0
+
+
+@MODELS
+def test_what_is_not_given(name):
+    "No mask: all pieces are real. No segments: all are the first's. Any integers do."
+    model, ids, mask = small(ours_(name)), torch.randint(29, (3, 9)), lengths(9, 4, 6)
+    full, zero = torch.ones(3, 9, dtype=torch.bool), torch.zeros(3, 9, dtype=torch.long)
+    for first, second in [(model(ids), model(ids, zero, full)), (model(ids, None, mask), model(ids, zero, mask)), (model(ids.int(), zero.int()), model(ids))]:
+        close(first, second.detach(), 1e-6)
+    assert not torch.equal(model(ids, zero + 1), model(ids))
+    assert not torch.equal(model(ids.flip(1)).flip(1) if model(ids).ndim > 1 else model(ids.flip(1)), model(ids))
+
+
+def test_with_berts_width_it_is_bert(tmp_path):
+    "An embedding of the blocks' width has no projection, and what is left is BERT."
+    sizes = SMALL | dict(d_embedding=32)
+    ours, bert = small(d_embedding=32), Bert(BertConfig(**{key: size for key, size in sizes.items() if key != "d_embedding"}), pooler=False).eval()
+    assert isinstance(ours.embedding.project, nn.Identity)
+    bert.load_state_dict({name.replace("shared.", ""): value for name, value in ours.state_dict().items()})
+    ids, mask = torch.randint(29, (3, 9)), lengths(9, 4, 6)
+    assert torch.equal(ours(ids, mask=mask), bert(ids, mask=mask))
+
+
+def test_the_generators_matrix_is_the_embeddings():
+    "Logits of the states at some places are those of all, at these; one matrix of pieces, learned from both ends."
+    model, ids, chosen = small(ElectraForMaskedLM), torch.randint(29, (3, 9)), torch.rand(3, 9) < 0.3
+    states = model.electra(ids)
+    close(model.pieces(states[chosen]), model(ids)[chosen].detach())
+    assert sum(p.shape == (29, 20) for p in model.parameters()) == 1
+    unread = next(i for i in range(29) if not (ids == i).any())
+    model(ids)[..., unread].sum().backward()
+    assert model.electra.embedding.shared.tokens.weight.grad[unread].abs().max() > 0
+
+
+@pytest.mark.parametrize("first", ["ElectraForMaskedLM", "ElectraForPreTraining"])
+def test_pretrained_goes_into_every_model(first, tmp_path):
+    "From either of the pair, what a model has no use for stays behind and what it lacks must be named."
+    theirs = theirs_(first)
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(29, (2, 9))
+    states = theirs.electra(ids).last_hidden_state
+    close(Electra.from_pretrained(tmp_path)(ids), states)
+    for name in HEADS:
+        head = {"ElectraForMaskedLM": "mlm", "ElectraForPreTraining": "rtd"}.get(name, "classifier")
+        if name == first:
+            close(ours_(name).from_pretrained(tmp_path)(ids), theirs(ids).logits)
+            continue
+        with pytest.raises(ValueError, match="lacks .*fresh="):
+            ours_(name).from_pretrained(tmp_path)
+        model = ours_(name).from_pretrained(tmp_path, fresh=head)
+        close(model.electra(ids), states)
+        for p in model.get_submodule(head).parameters():
+            assert p.isfinite().all() and (p.ndim == 1 or 0.01 < p.std() < 0.03)
+
+
+# Sizes and beginnings
+
+
+def parameters(build):
+    with torch.device("meta"):
+        model = build()
+    assert all(p.is_meta for p in model.parameters())
+    return sum(p.numel() for p in model.parameters())
+
+
+THEIRS = {"small": {}, "base": dict(embedding_size=768, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+          "large": dict(embedding_size=1024, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=24)}
+
+
+@pytest.mark.parametrize("size,printed,exact", [("small", 14e6, 13_549_057), ("base", 110e6, 109_483_009), ("large", 335e6, 335_142_913)])
+def test_sizes(size, printed, exact):
+    config, theirs = getattr(ElectraConfig, size)(), transformers.ElectraConfig(**THEIRS[size])
+    assert abs(exact / printed - 1) < 0.04 and parameters(lambda: ElectraForPreTraining(config)) == exact
+    for name in CLASSES:
+        assert parameters(partial(ours_(name), config)) == parameters(partial(getattr(transformers, name), theirs)), name
+
+
+@pytest.mark.parametrize("size,share,trunk", [("small", 1, 13_548_800), ("base", 1 / 3, 33_576_960), ("large", 1 / 4, 51_065_344)])
+def test_released_generators(size, share, trunk):
+    "Counts of the published generators' trunks, by Keras Hub, which adds a pooler of 256 to 256: the small one is as wide as its discriminator."
+    assert parameters(lambda: Electra(getattr(ElectraConfig, size)().generator(share))) + 256 * 256 + 256 == trunk
+
+
+def test_settings_of_the_paper():
+    "Table 6; the generator's share acts on width, heads and feed-forward layer, not on embedding and depth."
+    sizes = [ElectraConfig.small(), ElectraConfig.base(), ElectraConfig.large()]
+    assert [(c.n_layers, c.d_model, c.d_ff, c.n_heads, c.d_embedding) for c in sizes] == [(12, 256, 1024, 4, 128), (12, 768, 3072, 12, 768), (24, 1024, 4096, 16, 1024)]
+    for c, share, wanted in zip(sizes, (1 / 4, 1 / 3, 1 / 4), [(64, 256, 1), (256, 1024, 4), (256, 1024, 4)]):
+        assert (c.vocab_size, c.max_len, c.n_segments, c.norm_first, c.activation, c.dropout, c.eps) == (30_522, 512, 2, False, "gelu", 0.1, 1e-12)
+        g = c.generator(share)
+        assert (g.d_model, g.d_ff, g.n_heads) == wanted and replace(g, d_model=c.d_model, d_ff=c.d_ff, n_heads=c.n_heads) == c
+    assert ElectraConfig() == sizes[0] and ElectraConfig.small().generator(1) == sizes[0]
+    changed = ElectraConfig.large(vocab_size=7, dropout=0.0)
+    assert (changed.vocab_size, changed.dropout, changed.d_model) == (7, 0.0, 1024)
+
+
+@MODELS
+def test_initialisation(name):
+    "Normal with 0.02 as in their code (initializer_range), biases zero, norms one."
+    model = ours_(name)(ElectraConfig(vocab_size=3000, max_len=400, d_embedding=64, d_model=128, n_heads=4, d_ff=512, n_layers=2))
+    for part, p in model.named_parameters():
+        if part.endswith("bias"):
+            assert p.abs().max() == 0, part
+        elif "norm" in part.split("."):
+            assert (p == 1).all(), part
+        else:
+            assert abs(p.std() / 0.02 - 1) < max(0.02, 4 / math.sqrt(2 * p.numel())) and abs(p.mean()) < 0.02 * 5 / math.sqrt(p.numel()), part
+
+
+@pytest.mark.parametrize("name,places", [("ElectraModel", 1), ("ElectraForSequenceClassification", 2), ("ElectraForTokenClassification", 2)])
+def test_dropout(name, places):
+    "On the embeddings, on each sublayer's output, and before a classifier's layers; all with one rate, none at evaluation."
+    model = small(ours_(name), dropout=0.25)
+    rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
+    assert set(rates) == {0.25} and len(rates) == places + 2 * 2
+    ids = torch.randint(29, (2, 5))
+    assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
+
+
+def test_the_classifiers_dropout_acts_twice(tmp_path):
+    "Before and behind the dense layer: the share of zeros at the last layer's input and at the first's."
+    head, seen = small(ElectraForSequenceClassification, loud=0.02, d_model=512, dropout=0.25).classifier.train(), {}
+    for part in ("dense", "out"):
+        getattr(head, part).register_forward_pre_hook(lambda module, x, part=part: seen.update({part: x[0]}))
+    head(torch.randn(50, 3, 512))
+    for part, x in seen.items():
+        assert abs((x == 0).float().mean() - 0.25) < 0.02, part
+
+
+# Replacements
+
+
+def z(count, n, p):
+    "How many standard deviations a count is from what chance would give."
+    return (count - n * p) / math.sqrt(n * p * (1 - p))
+
+
+@DEVICES
+def test_samples_follow_the_softmax(device):
+    "Chi-square of 200,000 drawings at one in ten thousand, each row by its own logits; float16 too."
+    logits = torch.tensor([[0.0, 1.0, -2.0, 3.0, 0.5, -math.inf], [2.0, 2.0, 2.0, -1.0, 0.0, 1.0]], device=device)
+    ids, n = torch.full((2, 100_000), 5, device=device), 100_000
+    chosen, rows = torch.ones_like(ids, dtype=torch.bool), logits.repeat_interleave(n, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = replace_pieces(ids, chosen, rows.to(dtype), generator=torch.Generator(device).manual_seed(1))
+        for row, p in zip(found.ids, logits.softmax(-1)):
+            counts = torch.bincount(row, minlength=6).double()
+            possible = p > 0
+            assert not counts[~possible].any()
+            assert ((counts - n * p).square() / (n * p))[possible].sum() < 25.8  # 5 degrees of freedom
+
+
+def test_a_piece_that_equals_the_original_is_original():
+    "The generator is right at even places: nothing was replaced there, though a sample was put in."
+    ids = torch.randint(29, (50, 20))
+    chosen = torch.rand(50, 20) < 0.5
+    other = (ids + 1) % 29
+    right = torch.arange(20).expand(50, 20) % 2 == 0
+    certain = 1e4 * F.one_hot(ids.where(right, other), 29).float()
+    found = replace_pieces(ids, chosen, certain[chosen])
+    assert torch.equal(found.replaced, chosen & ~right)
+    assert torch.equal(found.ids, torch.where(chosen & ~right, other, ids))
+    perfect = replace_pieces(ids, chosen, 1e4 * F.one_hot(ids, 29).float()[chosen])
+    assert not perfect.replaced.any() and torch.equal(perfect.ids, ids)
+
+
+def test_samples_by_even_chance():
+    "A generator that knows nothing is right once in v times, and just then the label says original."
+    ids = torch.randint(8, (100, 1000))
+    chosen = torch.rand(100, 1000) < 0.15
+    found = replace_pieces(ids, chosen, torch.zeros(int(chosen.sum()), 8))
+    assert torch.equal(found.replaced, found.ids != ids) and not found.replaced[~chosen].any()
+    n = int(chosen.sum())
+    assert abs(z(n - int(found.replaced.sum()), n, 1 / 8)) < 4
+
+
+def test_samples_are_drawn_anew_and_repeated_by_a_generator():
+    ids, chosen = torch.randint(29, (4, 9)), torch.rand(4, 9) < 0.8
+    logits, before = torch.randn(int(chosen.sum()), 29, requires_grad=True), ids.clone()
+    draw = lambda seed=None: replace_pieces(ids, chosen, logits, generator=None if seed is None else torch.Generator().manual_seed(seed)).ids
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2)) and not torch.equal(draw(), draw())
+    assert torch.equal(ids, before) and draw().dtype == ids.dtype and not draw().requires_grad
+    assert replace_pieces(ids.int(), chosen, logits).ids.dtype == torch.int32
+    none = replace_pieces(ids, torch.zeros_like(chosen), logits[:0])
+    assert torch.equal(none.ids, ids) and not none.replaced.any()
+
+
+# The pair
+
+
+def masked_(ids, candidates=None, **shares):
+    candidates = torch.ones_like(ids, dtype=torch.bool) if candidates is None else candidates
+    return mask_pieces(ids, candidates, mask_id=4, vocab_size=29, **dict(rate=0.4, masked=1.0, random=0.0) | shares)
+
+
+def test_the_pair_is_its_two_models():
+    "Each reads what it should: the generator the gaps, the discriminator the text with samples in them; no sample depends on a gradient."
+    pair, mask = pair_(), lengths(9, 4, 6)
+    ids, segments = torch.randint(5, 29, (3, 9)), torch.randint(2, (3, 9))
+    masked = masked_(ids, mask)
+    found = pair(ids, masked, segments, mask)
+    close(found.pieces, pair.generator(masked.ids, segments, mask)[masked.chosen].detach())
+    close(found.logits[mask], pair.discriminator(found.ids, segments, mask)[mask].detach())
+    assert torch.equal(found.replaced, found.ids != ids) and torch.equal(found.ids[~masked.chosen], ids[~masked.chosen])
+    assert not (found.ids == masked.ids)[masked.chosen].all()
+
+
+def test_samples_go_into_the_original():
+    "Of 80/10/10, too, the discriminator sees neither masks nor random pieces, only samples."
+    pair, ids = pair_(), torch.randint(5, 29, (20, 20))
+    masked = masked_(ids, masked=0.3, random=0.6)
+    with torch.no_grad():
+        pair.generator.mlm.bias.copy_(1e6 * F.one_hot(torch.tensor(7), 29))  # it always says 7
+    found = pair(ids, masked)
+    assert torch.equal(found.ids, ids.masked_fill(masked.chosen, 7)) and (masked.ids != found.ids)[masked.chosen].any()
+    assert torch.equal(found.replaced, masked.chosen & (ids != 7))
+
+
+def test_loss_by_transformers_and_by_hand(tmp_path):
+    "Both models' own losses in `transformers`, from two folders, and the discriminator's as in equation 3."
+    pair, mask = pair_(), lengths(9, 4, 6)
+    ids = torch.randint(5, 29, (3, 9))
+    masked = masked_(ids, mask)
+    found = pair(ids, masked, None, mask)
+    loss = electra_loss(ids, masked.chosen, found, mask)
+    for name, model in (("g", pair.generator), ("d", pair.discriminator)):
+        model.save_pretrained(tmp_path / name)
+    g, d = transformers.ElectraForMaskedLM.from_pretrained(tmp_path / "g").eval(), transformers.ElectraForPreTraining.from_pretrained(tmp_path / "d").eval()
+    mlm = g(masked.ids, attention_mask=mask.long(), labels=ids.masked_fill(~masked.chosen, -100)).loss
+    rtd = d(found.ids, attention_mask=mask.long(), labels=found.replaced.long()).loss
+    close(loss.mlm, mlm.detach())
+    close(loss.rtd, rtd.detach())
+    close(loss.total, (mlm + 50 * rtd).detach())
+    original = found.logits.neg().sigmoid()
+    by_hand = [-(math.log(1 - p) if fake else math.log(p)) for p, fake in zip(original[mask].tolist(), found.replaced[mask].tolist())]
+    assert abs(loss.rtd.item() - sum(by_hand) / len(by_hand)) < 1e-5
+    assert_close(electra_loss(ids, masked.chosen, found, mask, weight=3.0).total, mlm.detach() + 3 * rtd.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_the_pair():
+    "The generator learns from its own loss alone; the shared embedding from both, the sum of what each gives."
+    pair, ids = pair_(), torch.randint(5, 29, (3, 9))
+    masked = masked_(ids)
+    found = pair(ids, masked)
+    loss = electra_loss(ids, masked.chosen, found)
+    shared = set(pair.discriminator.electra.embedding.shared.parameters())
+    grad = lambda x: dict(zip(pair.parameters(), torch.autograd.grad(x, list(pair.parameters()), retain_graph=True, allow_unused=True)))
+    mlm, rtd, total = grad(loss.mlm), grad(loss.rtd), grad(loss.total)
+    for p in pair.generator.parameters():
+        assert p in shared or rtd[p] is None
+    for p in pair.discriminator.parameters():
+        assert p in shared or mlm[p] is None
+    for p in shared:
+        assert mlm[p].abs().max() > 0 and rtd[p].abs().max() > 0
+        close(total[p], mlm[p] + 50 * rtd[p])
+
+
+def test_what_is_shared():
+    "Pieces, places, segments and their norm; each has its own projection. Moving and loading keep it so."
+    pair = pair_()
+    g, d = pair.generator.electra.embedding, pair.discriminator.electra.embedding
+    assert g.shared is d.shared and g.project is not d.project and g.project.weight.shape == (16, 20)
+    once = sum(p.numel() for p in pair.parameters())
+    assert once == sum(sum(p.numel() for p in model.parameters()) for model in (pair.generator, pair.discriminator)) - sum(p.numel() for p in g.shared.parameters())
+    for p in pair.double().parameters():
+        assert p.dtype == torch.float64
+    assert g.shared is d.shared
+    with torch.device("meta"):
+        ghost = pair_()
+    ghost.to_empty(device="cpu").load_state_dict(pair.float().state_dict())
+    assert torch.equal(ghost.generator.electra.embedding.shared.tokens.weight, d.shared.tokens.weight)
+    assert ghost.generator.electra.embedding.shared.tokens.weight is ghost.discriminator.electra.embedding.shared.tokens.weight
+
+
+def test_two_folders(tmp_path):
+    "After a step of training both are saved whole, shared tensors in each, and `transformers` gives their outputs."
+    pair, ids, mask = pair_(), torch.randint(5, 29, (4, 9)), lengths(9, 4, 6, 1)
+    optimizer, masked = torch.optim.SGD(pair.parameters(), lr=0.01), masked_(ids, mask)
+    before = pair.generator.electra.embedding.shared.tokens.weight.clone()
+    electra_loss(ids, masked.chosen, pair(ids, masked, None, mask), mask).total.backward()
+    optimizer.step()
+    assert not torch.equal(before, pair.generator.electra.embedding.shared.tokens.weight)
+    for name, model in (("g", pair.generator), ("d", pair.discriminator)):
+        model.save_pretrained(tmp_path / name)
+        theirs, info = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / name, output_loading_info=True)
+        assert not any(info.values())
+        close(model(ids, mask=mask)[mask], theirs.eval()(ids, attention_mask=mask.long()).logits[mask].detach())
+    again = ElectraPair(ElectraForMaskedLM.from_pretrained(tmp_path / "g"), ElectraForPreTraining.from_pretrained(tmp_path / "d"))
+    for p, q in zip(again.parameters(), pair.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_training_finds_what_was_replaced():
+    "Texts that count upwards: the generator learns to continue them, and the discriminator to see where they don't."
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=29, max_len=12, d_embedding=16, d_model=32, n_heads=4, d_ff=64, n_layers=2, dropout=0.0)
+    config = ElectraConfig(**sizes)
+    pair = ElectraPair(ElectraForMaskedLM(config.generator(1 / 2)), ElectraForPreTraining(config))
+    for p in pair.parameters():
+        p.data.mul_(5 if p.ndim > 1 else 1)
+    optimizer = torch.optim.Adam(pair.parameters(), lr=1e-3)
+    for _ in range(450):
+        ids = 5 + (torch.randint(24, (32, 1)) + torch.arange(10)) % 24
+        masked = masked_(ids, rate=0.2)
+        loss = electra_loss(ids, masked.chosen, pair(ids, masked))
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    ids = 5 + (torch.randint(24, (200, 1)) + torch.arange(10)) % 24
+    fake = torch.rand(ids.shape) < 0.15
+    wrong = torch.where(fake, 5 + (ids - 5 + torch.randint(1, 24, ids.shape)) % 24, ids)
+    with torch.no_grad():
+        verdict = pair.discriminator(wrong) > 0
+    assert (verdict == fake).float().mean() > 0.92 and loss.rtd < 0.25
+
+
+def test_nothing_to_be_asked():
+    "No place chosen, or nothing but padding: the losses are zero, and so are the gradients."
+    pair, ids = pair_(), torch.randint(5, 29, (2, 4))
+    nowhere = torch.zeros(2, 4, dtype=torch.bool)
+    loss = electra_loss(ids, nowhere, pair(ids, Masked(ids, nowhere)))
+    assert loss.mlm == 0 and loss.rtd > 0 and loss.total.isfinite()
+    loss.total.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in pair.parameters())
+    empty = electra_loss(ids, nowhere, pair(ids, Masked(ids, nowhere), None, nowhere), nowhere)
+    assert empty.total == 0
+
+
+def test_padding_has_no_vote():
+    "Whatever the discriminator says of padding."
+    ids, mask, chosen = torch.randint(5, 29, (2, 6)), lengths(6, 3), torch.zeros(2, 6, dtype=torch.bool)
+    logits = torch.randn(2, 6)
+    loss = lambda x: electra_loss(ids, chosen, Judged(torch.zeros(0, 29), ids, chosen, x), mask).rtd
+    assert torch.equal(loss(logits), loss(logits.where(mask, math.inf)))
+
+
+# What a hostile user tries
+
+says = partial(messages.says, or_else="keep")
+
+
+@pytest.mark.parametrize("changes,words", [
+    *((dict([(name, value)]), [f"{name}={value}"]) for name in ("vocab_size", "max_len", "d_embedding", "d_model", "n_heads", "d_ff", "n_layers", "n_segments", "n_classes") for value in (0, -1)),
+    (dict(d_model=30), ["d_model=30", "n_heads=4"]),
+    (dict(dropout=1.0), ["dropout=1.0"]),
+    (dict(activation="swish"), ["activation='swish'", "gelu"]),
+], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
+def test_bad_settings(changes, words, unchecked):
+    with pytest.raises(ValueError, match=says(*words)):
+        Electra(ElectraConfig(**SMALL | changes))
+
+
+FLAG = torch.ones(2, 5, dtype=torch.bool)
+IDS = torch.full((2, 5), 5)
+
+
+def whole(ids=IDS, segments=None, mask=None, model=ElectraForPreTraining):
+    return small(model)(ids, segments, mask)
+
+
+def together(**changes):
+    return ElectraPair(small(ElectraForMaskedLM, **changes), small(ElectraForPreTraining))
+
+
+@pytest.mark.parametrize("call,words", [
+    (lambda: whole(torch.full((2, 25), 5)), ["25", "max_len=24"]),
+    *((partial(whole, IDS + 24, model=getattr(electra, name)), ["ids", "29"]) for name in HEADS),
+    (lambda: whole(IDS - 6), ["ids", "-1", "29"]),
+    (lambda: whole(IDS.float()), ["ids", "float32"]),
+    (lambda: whole(IDS[0]), ["ids", "(5,)"]),
+    (lambda: whole(IDS[:0]), ["ids", "(0, 5)"]),
+    (lambda: whole(segments=IDS), ["segments", "5", "2"]),
+    (lambda: whole(segments=FLAG.long()[:, :4]), ["segments", "(2, 4)", "(2, 5)"]),
+    (lambda: whole(mask=FLAG.float()), ["mask", "float32", "bool"]),
+    (lambda: whole(mask=FLAG[:1]), ["mask", "(1, 5)", "(2, 5)"]),
+    *((lambda share=share: ElectraConfig.small().generator(share), [f"share={share}"]) for share in (0, -0.5, 1.5, math.nan)),
+    (lambda: replace_pieces(IDS, FLAG.long(), torch.zeros(10, 29)), ["chosen", "int64", "bool"]),
+    (lambda: replace_pieces(IDS, FLAG[:, :4], torch.zeros(8, 29)), ["chosen", "(2, 4)", "(2, 5)"]),
+    (lambda: replace_pieces(IDS, FLAG, torch.zeros(9, 29)), ["logits", "(9, 29)", "chosen"]),
+    (lambda: replace_pieces(IDS, FLAG, torch.zeros(2, 5, 29)), ["logits", "(2, 5, 29)"]),
+    (lambda: together(vocab_size=30), ["vocab_size=30", "29"]),
+    (lambda: together(d_embedding=32), ["d_embedding=32", "20"]),
+    (lambda: together(max_len=25), ["max_len=25", "24"]),
+    (lambda: together(n_segments=1), ["n_segments=1", "2"]),
+    (lambda: together(eps=1e-5), ["eps=1e-05", "1e-12"]),
+    (lambda: together()(IDS, Masked(IDS[:1], FLAG[:1])), ["masked.ids", "(1, 5)", "(2, 5)"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_bad_calls(call, words, unchecked):
+    with pytest.raises((ValueError, TypeError), match=says(*words)):
+        call()
+
+
+@pytest.mark.parametrize("changes,word", [(dict(d_head=16), "d_head=16"), (dict(norm="rms"), "norm='rms'"), (dict(bias=False), "bias=False"), (dict(norm_first=True), "norm_first=True")], ids=str)
+@pytest.mark.parametrize("model", [Electra, ElectraForMaskedLM])
+def test_what_their_files_cannot_say(model, changes, word, tmp_path, unchecked):
+    "It is named, and nothing is written."
+    with pytest.raises(ValueError, match=says(word)):
+        small(model, **changes).save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("option,value", [("hidden_act", "silu"), ("position_embedding_type", "relative_key"), ("is_decoder", True), ("add_cross_attention", True), ("classifier_dropout", 0.3), ("tie_word_embeddings", False)])
+def test_what_our_block_cannot_do(option, value, tmp_path, unchecked):
+    "Their file asks for what ours can't compute: option and value are named."
+    theirs_("ElectraForSequenceClassification").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {option: value}))
+    with pytest.raises(ValueError, match=f"{option}={value!r}"):
+        ElectraForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_bert_and_electra_are_not_taken_for_each_other(tmp_path, unchecked):
+    theirs_("ElectraModel").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="model_type='electra'; Bert reads 'bert'"):
+        Bert.from_pretrained(tmp_path)
+
+
+def test_an_old_file(tmp_path):
+    "As the first files on the hub had it: the tied matrix written twice, options that name no embedding's width left at their defaults."
+    theirs = theirs_("ElectraForMaskedLM", embedding_size=128, hidden_size=256, intermediate_size=64)
+    theirs.save_pretrained(tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["generator_lm_head.weight"] = tensors["electra.embeddings.word_embeddings.weight"].clone()
+    tensors["electra.embeddings.position_ids"] = torch.arange(24.0)[None]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["embedding_size"], config["hidden_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = torch.randint(1, 29, (2, 9))
+    close(ElectraForMaskedLM.from_pretrained(tmp_path)(ids), theirs(ids).logits)
+
+
+@pytest.mark.gpu
+@GPU
+@MODELS
+def test_on_a_gpu(name, tmp_path):
+    "The CPU's outputs to float32's rounding, bfloat16 to its own; segments and a mask on the way."
+    theirs = theirs_(name)
+    ours, (ids, segments, mask) = twin(theirs, tmp_path), batch(theirs)
+    keep = lambda x: x[mask] if x.shape[:2] == mask.shape else x
+    wanted = keep(ours(ids, segments, mask))
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 16 / 256)):
+        close(keep(ours.to("cuda", dtype)(ids.cuda(), segments.cuda(), mask.cuda()).float().cpu()), wanted, tolerance)
+
+
+@pytest.mark.gpu
+@GPU
+def test_the_pair_on_a_gpu():
+    "One step of training: finite, and labels that fit."
+    pair, ids = pair_().to("cuda"), torch.randint(5, 29, (8, 9), device="cuda")
+    masked = masked_(ids)
+    found = pair(ids, masked)
+    loss = electra_loss(ids, masked.chosen, found)
+    loss.total.backward()
+    assert loss.total.isfinite() and torch.equal(found.replaced, found.ids != ids)
