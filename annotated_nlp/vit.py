@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_places', 'ViTEmbedding', 'ViT', 'DeiT',
-           'soft_distillation', 'hard_distillation', 'random_affine', 'Mixed', 'mixup', 'attention_rollout', 'ConvNet']
+           'soft_distillation', 'hard_distillation', 'random_affine', 'Mixed', 'mixup', 'ConvNet', 'attention_rollout']
 
 # %% ../nbs/12_vit.ipynb #35580ca4
 import math
@@ -127,7 +127,9 @@ class Patches(nn.Module):
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(c.d_model))
 
-    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
+    def forward(
+        self, images: Float[Tensor, "b channels height width"]
+    ) -> Float[Tensor, "b n d"]:
         matrix = rearrange(self.weight, "d channels p q -> d (channels p q)")
         return F.linear(to_patches(images, self.weight.shape[-1]), matrix, self.bias)
 
@@ -161,7 +163,9 @@ class ViTEmbedding(nn.Module):
         self.places = nn.Parameter(torch.zeros(1, n_tokens + c.n_patches, c.d_model))
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
+    def forward(
+        self, images: Float[Tensor, "b channels height width"]
+    ) -> Float[Tensor, "b n d"]:
         """Images of another size than `image_size` get places in between."""
         self.check(images)
         tokens = repeat(self.tokens, "t 1 d -> b t d", b=len(images))
@@ -216,11 +220,15 @@ class ViT(Pretrained, nn.Module):
 
     initialise = staticmethod(initialise_normal)
 
-    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b c"]:
+    def forward(
+        self, images: Float[Tensor, "b channels height width"]
+    ) -> Float[Tensor, "b c"]:
         """Logits of the classes, from the class token's last state."""
         return self.head(self.states(images)[:, 0])
 
-    def states(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b n d"]:
+    def states(
+        self, images: Float[Tensor, "b channels height width"]
+    ) -> Float[Tensor, "b n d"]:
         """Last states, the class token's first, then one for each patch, row by row."""
         return self.stack(self.embedding(images))
 
@@ -364,45 +372,6 @@ def _stretch(
     pixels = (torch.arange(length, device=centre.device) + 0.5) / length
     return ((pixels - rearrange(centre, "b -> b 1")).abs() < part / 2).float()
 
-# %% ../nbs/12_vit.ipynb #705a762a
-def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor, "b n n"]:
-    """How much of each place's state comes from each place of the input, by all ways together.
-
-    `maps` are the weights of the layers, first to last, as `attention_maps` records them. Heads
-    are averaged, and half of each layer is what passes by on the residual connection. Abnar and
-    Zuidema 2020, section 3. Raises ValueError without maps.
-    """
-    if not len(maps):
-        raise ValueError("maps is empty; give the weights of at least one layer")
-    flow = None
-    for weights in maps:
-        own = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
-        layer = (reduce(weights, "b h n m -> b n m", "mean") + own) / 2
-        flow = layer if flow is None else einsum(layer, flow, "b n k, b k m -> b n m")
-    return flow
-
-# %% ../nbs/12_vit.ipynb #091b941d
-class ConvNet(nn.Module):
-    """Four convolutions of 3 by 3 between `n_channels` and 2 `width` features, and a linear head.
-
-    The rival, and DeiT's teacher. After two of them height and width are halved; at the end comes
-    the mean over the image. No paper's: as small networks have been since LeCun et al. 1998.
-    """
-
-    def __init__(self, n_channels: int, n_classes: int, width: int):
-        super().__init__()
-        sizes = [n_channels, width, width, 2 * width, 2 * width]
-        layers = []
-        for i, (before, after) in enumerate(zip(sizes, sizes[1:])):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(1, after), nn.GELU()]
-            if i == 1:
-                layers.append(nn.MaxPool2d(2))
-        self.layers, self.head = nn.Sequential(*layers), nn.Linear(2 * width, n_classes)
-
-    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b c"]:
-        """Logits of the classes."""
-        return self.head(reduce(self.layers(images), "b d y x -> b d", "mean"))
-
 # %% ../nbs/12_vit.ipynb #57bc929e
 _NAMES = {
     "embedding.patches": "embeddings.patch_embeddings.projection",
@@ -417,7 +386,9 @@ _NAMES = {
 }
 
 
-def _layout(architecture: str, kind: str, tokens: str, config, heads: dict[str, str]) -> Layout:
+def _layout(
+    architecture: str, kind: str, tokens: str, config, heads: dict[str, str]
+) -> Layout:
     "One class of theirs: the trunk, its tokens, and the heads."
     trunk = _NAMES | {"embedding.tokens": f"embeddings.{tokens}"}
     return Layout(
@@ -464,3 +435,48 @@ DeiT.layouts = (
         {"head": "cls_classifier", "distillation_head": "distillation_classifier"},
     ),
 )
+
+# %% ../nbs/12_vit.ipynb #091b941d
+class ConvNet(nn.Module):
+    """Four convolutions of 3 by 3 between `n_channels` and 2 `width` features, and a linear head.
+
+    The rival, and DeiT's teacher. After two of them height and width are halved; at the end comes
+    the mean over the image. No paper's: as small networks have been since LeCun et al. 1998.
+    """
+
+    def __init__(self, n_channels: int, n_classes: int, width: int):
+        super().__init__()
+        sizes = [n_channels, width, width, 2 * width, 2 * width]
+        layers = []
+        for i, (before, after) in enumerate(zip(sizes, sizes[1:])):
+            layers += [
+                nn.Conv2d(before, after, 3, padding=1),
+                nn.GroupNorm(1, after),
+                nn.GELU(),
+            ]
+            if i == 1:
+                layers.append(nn.MaxPool2d(2))
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(2 * width, n_classes)
+
+    def forward(
+        self, images: Float[Tensor, "b channels height width"]
+    ) -> Float[Tensor, "b c"]:
+        """Logits of the classes."""
+        return self.head(reduce(self.layers(images), "b d y x -> b d", "mean"))
+
+# %% ../nbs/12_vit.ipynb #705a762a
+def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor, "b n n"]:
+    """How much of each place's state comes from each place of the input, by all ways together.
+
+    `maps` are the weights of the layers, first to last, as `attention_maps` records them. Heads
+    are averaged, and half of each layer is what passes by on the residual connection. Abnar and
+    Zuidema 2020, section 3. Raises ValueError without maps.
+    """
+    if not len(maps):
+        raise ValueError("maps is empty; give the weights of at least one layer")
+    flow = None
+    for weights in maps:
+        own = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+        layer = (reduce(weights, "b h n m -> b n m", "mean") + own) / 2
+        flow = layer if flow is None else einsum(layer, flow, "b n k, b k m -> b n m")
+    return flow
