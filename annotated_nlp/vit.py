@@ -27,8 +27,9 @@ from .transformer import BlockConfig, Stack, initialise_normal
 def to_patches(
     images: Float[Tensor, "b channels height width"], size: int
 ) -> Float[Tensor, "b n pixels"]:
-    """Squares of `size` by `size` pixels, row by row, each as one vector: channel, row, column.
+    """Squares of `size` by `size` pixels, row by row, each as one vector.
 
+    In it come the first channel's rows, then the next one's, as in a convolution's weights.
     Dosovitskiy et al. 2021, section 3.1. Raises ValueError for images that can't be cut so.
     """
     height, width = images.shape[-2:]
@@ -96,7 +97,7 @@ class ViTConfig(BlockConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeiTConfig(ViTConfig):
-    """The same under the names of Touvron et al. 2021, table 1; sizes not given are DeiT-B's."""
+    """The same with the sizes of Touvron et al. 2021, table 1; those not given are DeiT-B's."""
 
     @classmethod
     def tiny(cls, **changes) -> "DeiTConfig":
@@ -201,11 +202,11 @@ class ViTEmbedding(nn.Module):
 
 # %% ../nbs/12_vit.ipynb #b841bcc6
 class ViT(Pretrained, nn.Module):
-    """Images to logits of classes, read as a row of patches (Dosovitskiy et al. 2021, section 3.1).
+    """Images, read as rows of patches, to logits of classes.
 
-    `images` are floats of shape (b, channels, height, width), normalised as in training; height and
-    width are multiples of `patch_size`. Raises ValueError for other shapes and types, other
-    channels and an empty batch.
+    Dosovitskiy et al. 2021, section 3.1. `images` are floats of shape (b, channels, height,
+    width), normalised as in training; height and width are multiples of `patch_size`. Raises
+    ValueError for other shapes and types, other channels and an empty batch.
     """
 
     n_tokens = 1
@@ -236,8 +237,8 @@ class ViT(Pretrained, nn.Module):
 class DeiT(ViT):
     """A ViT with a second token, from which a second head learns what a teacher says.
 
-    Touvron et al. 2021, section 4. Images and errors as in `ViT`; the distillation token's place
-    is after the class token.
+    Touvron et al. 2021, section 4. Images and errors as in `ViT`; the distillation token
+    stands after the class token.
     """
 
     n_tokens = 2
@@ -269,11 +270,11 @@ def soft_distillation(
     temperature: Real = 3.0,
     weight: Real = 0.1,
 ) -> Float[Tensor, ""]:
-    """The class head learns the labels, the other the teacher's distribution; mean over b, in nats.
+    """The class head learns the labels, the other the teacher's distribution.
 
-    `heads` are both heads' logits, or one's twice for a student without the second token;
-    `teacher` are logits. Hinton et al. 2015; Touvron et al. 2021, equation 2. Raises ValueError
-    for a `temperature` or `weight` out of range.
+    The mean over b, in nats. `heads` are both heads' logits, or one's twice for a student
+    without the second token; `teacher` are logits. Hinton et al. 2015; Touvron et al. 2021,
+    equation 2. Raises ValueError for a `temperature` or `weight` out of range.
     """
     if not temperature > 0 or not 0 <= weight <= 1:
         raise ValueError(
@@ -290,9 +291,10 @@ def hard_distillation(
     labels: Int[Tensor, "b"] | Float[Tensor, "b c"],
     teacher: Float[Tensor, "b c"],
 ) -> Float[Tensor, ""]:
-    """The class head learns the labels, the other the teacher's decision; mean over b, in nats.
+    """The class head learns the labels, the other the teacher's decision.
 
-    Arguments as in `soft_distillation`. Touvron et al. 2021, equation 3.
+    The mean over b, in nats. Arguments as in `soft_distillation`. Touvron et al. 2021,
+    equation 3.
     """
     own, other = heads
     return (F.cross_entropy(own, labels) + F.cross_entropy(other, teacher.argmax(-1))) / 2
@@ -344,8 +346,8 @@ def mixup(
 ) -> Mixed:
     """Each image with another one of the batch, in any share between 0 and 1.
 
-    Both are added (Zhang et al. 2018, with α = 1), or with `cut` a rectangle of the one is pasted
-    into the other (CutMix, Yun et al. 2019). The targets hold the shares.
+    Both are added (Zhang et al. 2018, with α = 1), or with `cut` a rectangle of the one is
+    pasted into the other (CutMix, Yun et al. 2019). The targets hold the shares.
     """
     b, _, height, width = images.shape
 
@@ -438,10 +440,10 @@ DeiT.layouts = (
 
 # %% ../nbs/12_vit.ipynb #091b941d
 class ConvNet(nn.Module):
-    """Four convolutions of 3 by 3 between `n_channels` and 2 `width` features, and a linear head.
+    """Four convolutions of 3 by 3, from `n_channels` to 2 `width` features, and a linear head.
 
-    The rival, and DeiT's teacher. After two of them height and width are halved; at the end comes
-    the mean over the image. No paper's: as small networks have been since LeCun et al. 1998.
+    The rival, and DeiT's teacher. After two of them height and width are halved; at the end
+    comes the mean over the image. No paper's: as small networks are since LeCun et al. 1998.
     """
 
     def __init__(self, n_channels: int, n_classes: int, width: int):
@@ -468,9 +470,9 @@ class ConvNet(nn.Module):
 def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor, "b n n"]:
     """How much of each place's state comes from each place of the input, by all ways together.
 
-    `maps` are the weights of the layers, first to last, as `attention_maps` records them. Heads
-    are averaged, and half of each layer is what passes by on the residual connection. Abnar and
-    Zuidema 2020, section 3. Raises ValueError without maps.
+    `maps` are the weights of the layers, first to last, as `attention_maps` records them.
+    Heads are averaged, and half of each layer is what passes by on the residual connection.
+    Abnar and Zuidema 2020, section 3. Raises ValueError without maps.
     """
     if not len(maps):
         raise ValueError("maps is empty; give the weights of at least one layer")
