@@ -1,0 +1,657 @@
+"ViT and DeiT against `transformers` with the same weights (and timm where it is installed), patches by convolution and by loop, distillation and roll-out by hand."
+
+import copy
+import itertools
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import messages
+import pytest
+import test_invariants
+import torch
+import torch.nn.functional as F
+import transformers
+from annotated_nlp import vit
+from annotated_nlp.attention import attention_maps
+from annotated_nlp.vit import (
+    ConvNet,
+    DeiT,
+    DeiTConfig,
+    ViT,
+    ViTConfig,
+    attention_rollout,
+    hard_distillation,
+    interpolate_places,
+    mixup,
+    random_affine,
+    soft_distillation,
+    to_patches,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+from torch.testing import assert_close
+
+unchecked = test_invariants.unchecked  # as a user has the package
+SMALL = dict(image_size=12, patch_size=4, n_channels=3, n_classes=5, d_model=32, n_heads=4, d_ff=48, n_layers=2)
+THEIRS = {ViT: (transformers.ViTForImageClassification, transformers.ViTConfig), DeiT: (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTConfig)}
+ODD = {  # their configurations, each strange in its own way
+    "plain": dict(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48, image_size=12, patch_size=4),
+    "one wide layer": dict(hidden_size=35, num_attention_heads=5, num_hidden_layers=1, intermediate_size=90, hidden_act="relu", layer_norm_eps=1e-3, num_labels=7, image_size=15, patch_size=3, num_channels=1),
+    "many narrow layers": dict(hidden_size=18, num_attention_heads=1, num_hidden_layers=6, intermediate_size=5, hidden_act="gelu_new", image_size=10, patch_size=5, num_channels=4, num_labels=1),
+    "heads of one, one patch": dict(hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, image_size=7, patch_size=7, layer_norm_eps=1e-5, num_labels=3),
+    "patches of one pixel": dict(hidden_size=24, num_attention_heads=2, num_hidden_layers=3, intermediate_size=24, image_size=4, patch_size=1, num_channels=2, num_labels=11),
+}
+MODELS = pytest.mark.parametrize("kind", THEIRS, ids=lambda kind: kind.__name__)
+EVERY = pytest.mark.parametrize("odd", ODD)
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
+PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def theirs_(kind, std=0.3, **changes):
+    "A model of `transformers`, from its own initialiser; no bias, token or place stays at zero and no norm at one."
+    model, config = THEIRS[kind]
+    theirs = model(config(**dict(initializer_range=std) | ODD["plain"] | changes)).eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if p.ndim == 1 or "token" in name or "position" in name:
+                p.add_(0.1 * torch.randn_like(p))
+    return theirs
+
+
+def both(kind, folder, std=0.3, **changes):
+    "Theirs, and ours with the same weights by way of a folder."
+    theirs = theirs_(kind, std, **changes)
+    theirs.save_pretrained(folder)
+    return kind.from_pretrained(folder), theirs
+
+
+def small(model=ViT, loud=0.3, **changes):
+    "Ours alone."
+    model = model((DeiTConfig if model is DeiT else ViTConfig)(**SMALL | changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
+    return model
+
+
+def images_(config, height=None, width=None, b=4):
+    c = getattr(config, "num_channels", None) or config.n_channels
+    return torch.randn(b, c, height or config.image_size, width or height or config.image_size)
+
+
+def close(found, wanted, tolerance=1e-5, name=""):
+    "To `tolerance` of the largest entry."
+    assert found.dtype == wanted.dtype
+    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
+
+
+def outputs(model, images):
+    "All logits: of a DeiT its two heads and their mean; last hidden states with them."
+    if isinstance(model, (ViT, DeiT)):
+        states = model.states(images)
+        return (model(images), *model.heads(images), states) if isinstance(model, DeiT) else (model(images), states)
+    answer = model(images, interpolate_pos_encoding=True)
+    states = model.base_model(images, interpolate_pos_encoding=True).last_hidden_state
+    heads = (answer.cls_logits, answer.distillation_logits) if "cls_logits" in answer else ()
+    return (answer.logits, *heads, states)
+
+
+def as_saved(model, folder):
+    "Their gradients under the names of their files, which are not those of their modules."
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+            p.copy_(q.grad)
+    twin.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def same_gradients(ours, theirs, tolerance, folder):
+    "Of every parameter, by the layout's table; none of theirs is left over."
+    layout, wanted = type(ours).layouts[0], as_saved(theirs, folder)
+    found = layout.rename({name: p.grad for name, p in ours.named_parameters()})
+    assert found.keys() == wanted.keys()
+    scale = max(gradient.abs().max().item() for gradient in wanted.values())
+    for name, gradient in found.items():
+        # a key's bias is lost in the softmax; a head over one class has one answer
+        assert wanted[name].abs().max() > 0 or "key.bias" in name or theirs.config.num_labels == 1, f"{name} has no part in the loss"
+        assert gradient.shape == wanted[name].shape
+        assert_close(gradient, wanted[name], atol=tolerance * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# Values, losses, gradients
+
+
+@PRECISIONS
+@LARGE
+@EVERY
+@MODELS
+def test_outputs_losses_and_gradients(kind, odd, std, dtype, tmp_path):
+    "Theirs at the size that they are made for, and at one to which their places are interpolated."
+    ours, theirs = both(kind, tmp_path / "a", std, **ODD[odd])
+    ours, theirs = ours.to(dtype), theirs.to(dtype)
+    c = theirs.config
+    for sides in [(c.image_size, c.image_size), (2 * c.patch_size, 3 * c.patch_size)]:
+        images, labels = images_(c, *sides).to(dtype), torch.randint(c.num_labels, (4,))
+        found, wanted = outputs(ours, images), outputs(theirs, images)
+        assert len(found) == len(wanted) == (4 if kind is DeiT else 2)
+        for x, y in zip(found, wanted):
+            close(x, y, TOLERANCE[dtype], sides)
+        losses = []
+        for model, (*logits, states) in ((ours, found), (theirs, wanted)):
+            model.zero_grad(set_to_none=True)
+            losses.append(sum(F.cross_entropy(z, labels) for z in logits) + (states * states.detach().cos()).mean())
+            losses[-1].backward()
+        assert_close(*losses, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        same_gradients(ours, theirs, 3 * TOLERANCE[dtype], tmp_path / "b")
+    if kind is ViT and c.num_labels > 1:
+        assert_close(F.cross_entropy(ours(images), labels), theirs(images, labels=labels, interpolate_pos_encoding=True).loss, atol=1e-6, rtol=1e-5)
+
+
+@MODELS
+def test_bfloat16(kind, tmp_path):
+    "To its rounding, of one in 256 a few times over, around their outputs in float64."
+    ours, theirs = both(kind, tmp_path)
+    ours.bfloat16(), theirs.bfloat16()
+    for size in (12, 20):
+        images = images_(theirs.config, size).bfloat16()
+        found, wanted = outputs(ours, images), outputs(copy.deepcopy(theirs).double(), images.double())
+        for x, y in zip(found, wanted):
+            assert x.dtype == torch.bfloat16
+            close(x.double(), y, 16 / 256)
+            assert (x.double() - y).abs().max() > 0
+
+
+@EVERY
+@MODELS
+def test_there_and_back(kind, odd, tmp_path):
+    "What is saved here has the same bits in `transformers`, and what they save of it has them here."
+    ours, theirs = both(kind, tmp_path / "a", **ODD[odd])
+    ours.save_pretrained(tmp_path / "b")
+    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values())
+    for first, second in zip(again.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert first[0] == second[0] and torch.equal(first[1], second[1])
+    for option in ("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps",
+                   "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "qkv_bias"):
+        wanted = getattr(theirs.config, option)
+        assert getattr(again.config, option) == {"gelu_new": "gelu_pytorch_tanh"}.get(wanted, wanted), option
+    images = images_(theirs.config)
+    for x, y in zip(outputs(again.eval(), images), outputs(theirs, images)):
+        close(x, y, 1e-6)
+    again.save_pretrained(tmp_path / "c")
+    back = kind.from_pretrained(tmp_path / "c")
+    assert back.config == ours.config
+    for first, second in zip(back.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+@MODELS
+def test_made_here(kind, tmp_path):
+    "A model that was never theirs: in shards, from training mode."
+    model = small(kind, dropout=0.1).train()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    theirs = THEIRS[kind][0].from_pretrained(tmp_path).eval()
+    images = images_(model.config)
+    for x, y in zip(outputs(model.eval(), images), outputs(theirs, images)):
+        close(x, y)
+    assert kind.from_pretrained(tmp_path).config == model.config
+
+
+def test_a_trunk_for_another_task(tmp_path):
+    "Their trunk alone, pooler and all, under a new head; and the head of a classifier replaced."
+    theirs = transformers.ViTModel(transformers.ViTConfig(**ODD["plain"])).eval()
+    theirs.save_pretrained(tmp_path / "trunk")
+    model = ViT.from_pretrained(tmp_path / "trunk", fresh="head", n_classes=9)
+    images = images_(theirs.config)
+    close(model.states(images), theirs(images).last_hidden_state)
+    assert model(images).shape == (4, 9)
+    small().save_pretrained(tmp_path / "classifier")
+    assert ViT.from_pretrained(tmp_path / "classifier", fresh="head", n_classes=7)(images).shape == (4, 7)
+    with pytest.raises(ValueError, match="fresh"):
+        ViT.from_pretrained(tmp_path / "trunk")
+
+
+def timms(kind):
+    "A model of timm's, small, with random weights, and ours with those."
+    timm = pytest.importorskip("timm")
+    name = "deit_tiny_distilled_patch16_224" if kind is DeiT else "vit_tiny_patch16_224"
+    theirs = timm.create_model(name, img_size=12, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=5, mlp_ratio=1.5).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.copy_(0.3 * torch.randn_like(p))
+    weights, ours = theirs.state_dict(), small(kind)
+    prefixes = {"norm1": "attention.norm", "attn.qkv": "attention.f.qkv", "attn.proj": "attention.f.out", "norm2": "feed_forward.norm", "mlp.fc1": "feed_forward.f.up", "mlp.fc2": "feed_forward.f.down"}
+    state = {"embedding.places": weights["pos_embed"], "embedding.tokens": torch.cat([weights[x] for x in ("cls_token", "dist_token") if x in weights])}
+    for end in ("weight", "bias"):
+        state |= {f"stack.blocks.{i}.{ours_}.{end}": weights[f"blocks.{i}.{their}.{end}"] for i in range(2) for their, ours_ in prefixes.items()}
+        names = {"embedding.patches": "patch_embed.proj", "stack.norm": "norm", "head": "head"} | ({"distillation_head": "head_dist"} if kind is DeiT else {})
+        state |= {f"{ours_}.{end}": weights[f"{their}.{end}"] for ours_, their in names.items()}
+    ours.load_state_dict(state)
+    return ours, theirs
+
+
+@MODELS
+def test_timm(kind):
+    ours, theirs = timms(kind)
+    images = images_(ours.config)
+    found, wanted = ours(images), theirs(images)
+    close(found, wanted)
+    found.square().mean().backward()
+    wanted.square().mean().backward()
+    close(ours.embedding.patches.weight.grad, theirs.patch_embed.proj.weight.grad)
+
+
+@pytest.mark.parametrize("config,printed", [
+    (ViTConfig.b16(), 86), (ViTConfig.l16(), 307), (ViTConfig.h14(), 632),  # Dosovitskiy et al. 2021, table 1
+    (DeiTConfig.tiny(), 5), (DeiTConfig.small(), 22), (DeiTConfig.base(), 86),  # Touvron et al. 2021, table 1
+], ids=["B/16", "L/16", "H/14", "DeiT-Ti", "DeiT-S", "DeiT-B"])
+def test_sizes(config, printed):
+    "On the meta device; theirs has exactly as many parameters, and the paper's figure is ours to one per cent, or cut off to whole millions."
+    kind = DeiT if isinstance(config, DeiTConfig) else ViT
+    with torch.device("meta"):
+        plain, ours, theirs = ViT(config), kind(config), THEIRS[kind][0](THEIRS[kind][1](
+            patch_size=config.patch_size, hidden_size=config.d_model, num_hidden_layers=config.n_layers, num_attention_heads=config.n_heads, intermediate_size=config.d_ff, num_labels=1000))
+    count = lambda model: sum(p.numel() for p in model.parameters())
+    assert count(ours) == count(theirs)
+    assert abs(count(plain) / 1e6 / printed - 1) < 0.01 or int(count(plain) / 1e6) == printed
+    assert (config.n_patches, config.d_model // config.n_heads) == (256 if config.patch_size == 14 else 196, 80 if config.patch_size == 14 else 64)
+
+
+def test_settings_can_be_changed():
+    for make in (ViTConfig.b16, ViTConfig.l16, ViTConfig.h14, DeiTConfig.tiny, DeiTConfig.small, DeiTConfig.base):
+        config = make(image_size=112, n_classes=3, d_model=128, n_heads=2)
+        assert (config.image_size, config.n_classes, config.d_model, config.n_heads) == (112, 3, 128, 2)
+
+
+# Patches and places
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_patches(b, channels, rows, columns, size):
+    "By a loop over pixels, by `F.unfold`, and put together again."
+    images = torch.randn(b, channels, rows * size, columns * size)
+    found = to_patches(images, size)
+    assert found.shape == (b, rows * columns, channels * size * size)
+    for i, y, x in itertools.product(range(b), range(rows), range(columns)):
+        one = [images[i, c, y * size + p, x * size + q] for c in range(channels) for p in range(size) for q in range(size)]
+        assert found[i, y * columns + x].tolist() == [value.item() for value in one]
+    assert torch.equal(found.mT, F.unfold(images, size, stride=size))
+    assert torch.equal(F.fold(found.mT, images.shape[-2:], size, stride=size), images)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("channels,size,sides", [(3, 4, (12, 12)), (1, 1, (3, 5)), (2, 7, (7, 14))])
+def test_patches_are_a_convolution(channels, size, sides, dtype):
+    "Values and all gradients of PyTorch's, with the patch as kernel and stride; the weight needs no reshaping."
+    patches = vit.Patches(ViTConfig(**SMALL | dict(patch_size=size, image_size=size, n_channels=channels))).to(dtype)
+    theirs = nn.Conv2d(channels, 32, size, stride=size, dtype=dtype)
+    patches.load_state_dict(theirs.state_dict())
+    images = torch.randn(3, channels, *sides, dtype=dtype, requires_grad=True)
+    found, wanted = patches(images), theirs(images).flatten(2).mT
+    close(found, wanted, TOLERANCE[dtype])
+    upstream = torch.randn_like(found)
+    for one, other in zip(*(torch.autograd.grad(y, [images, *model.parameters()], upstream) for y, model in ((found, patches), (wanted, theirs)))):
+        close(one, other, TOLERANCE[dtype])
+
+
+def test_what_the_blocks_read():
+    "Equation 1, written out: tokens, patches times a matrix, places."
+    for kind, t in ((ViT, 1), (DeiT, 2)):
+        model = small(kind)
+        e, images = model.embedding, images_(model.config)
+        found = e(images)
+        assert found.shape == (4, t + 9, 32)
+        for i in range(t):
+            close(found[:, i], (e.tokens[i, 0] + e.places[0, i]).expand(4, -1))
+        matrix = e.patches.weight.flatten(1)
+        close(found[:, t + 5], images[:, :, 4:8, 8:12].flatten(1) @ matrix.T + e.patches.bias + e.places[0, t + 5])
+
+
+def test_places_between():
+    "A grid stays itself, a constant constant; each feature alone; all by the cubic convolution of Keys 1981 with a = -3/4, written out."
+    grid = torch.randn(1, 36, 5)
+    close(interpolate_places(grid, 6, 6), grid, 1e-6)
+    close(interpolate_places(torch.ones(1, 36, 2), 7, 11), torch.ones(1, 77, 2), 1e-6)
+
+    def weight(t, a=-0.75):
+        t = abs(t)
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * (t**3 - 5 * t**2 + 8 * t - 4) if t < 2 else 0.0
+
+    def matrix(old, new):
+        rows = torch.zeros(new, old)
+        for i in range(new):
+            centre = (i + 0.5) * old / new - 0.5
+            for j in range(math.floor(centre) - 1, math.floor(centre) + 3):
+                rows[i, min(max(j, 0), old - 1)] += weight(centre - j)
+        return rows
+
+    wanted = torch.einsum("iy,jx,yxd->ijd", matrix(6, 9), matrix(6, 4), grid.reshape(6, 6, 5)).reshape(1, 36, 5)
+    close(interpolate_places(grid, 9, 4), wanted)
+
+
+def test_places_are_learnt_at_every_size():
+    "The class token's place is left as it is; the others take part whatever the size of the images."
+    model = small(DeiT)
+    assert model.embedding.places_of(12, 12) is model.embedding.places
+    assert torch.equal(model.embedding.places_of(8, 20)[:, :2], model.embedding.places[:, :2])
+    model.heads(images_(model.config, 8, 20))[0].square().sum().backward()
+    assert (model.embedding.places.grad.abs().amax(-1) > 0).all()
+
+
+@MODELS
+def test_order_is_known_by_places_alone(kind):
+    "With all places alike, patches in another order give states in that order, and the same logits."
+    model = small(kind)
+    images, t = images_(model.config), model.n_tokens
+    order = torch.randperm(9)
+    squares = F.unfold(images, 4, stride=4)
+    shuffled = F.fold(squares[..., order], (12, 12), 4, stride=4)
+    assert (model(images) - model(shuffled)).abs().max() > 0.01
+    nn.init.zeros_(model.embedding.places)
+    close(model(shuffled), model(images).detach())
+    close(model.states(shuffled)[:, t:], model.states(images)[:, t:][:, order].detach())
+
+
+@MODELS
+def test_the_start(kind):
+    "N(0, 0.02²) for matrices, tokens and places; zeros for biases, ones for gains."
+    model = kind(ViTConfig(**SMALL | dict(d_model=256, n_heads=4, d_ff=512)))
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert torch.equal(p, torch.full_like(p, float("norm" in name and "weight" in name)))
+        else:
+            assert abs(p.std().item() / 0.02 - 1) < 5 / math.sqrt(2 * p.numel()), name
+
+
+def test_deit_in_training_and_at_evaluation():
+    model = small(DeiT)
+    images = images_(model.config)
+    own, other = model.heads(images)
+    assert torch.equal(model(images), (own + other) / 2) and not torch.allclose(own, other)
+    found = model.train()(images)
+    assert isinstance(found, tuple) and torch.equal(found[0], own) and torch.equal(found[1], other)
+    assert isinstance(DeiT(ViTConfig(**SMALL)).eval()(images), torch.Tensor)
+
+
+# Distillation
+
+
+@pytest.mark.parametrize("temperature,weight", [(3.0, 0.1), (1.0, 1.0), (0.5, 0.0), (20.0, 0.5)])
+def test_soft_distillation(temperature, weight):
+    "Equation 2, term by term in Python's numbers; no gradient to the teacher; zero where student and teacher agree."
+    own, other, teacher = (torch.randn(6, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    labels = torch.randint(5, (6,))
+    found = soft_distillation((own, other), labels, teacher, temperature, weight)
+    wanted = 0.0
+    for a, b, t, y in zip(own.tolist(), other.tolist(), teacher.tolist(), labels.tolist()):
+        p, q = ([math.exp(z / temperature) / sum(math.exp(w / temperature) for w in row) for z in row] for row in (t, b))
+        wanted += (1 - weight) * (math.log(sum(math.exp(z) for z in a)) - a[y]) / 6
+        wanted += weight * temperature**2 * sum(x * math.log(x / z) for x, z in zip(p, q)) / 6
+    assert_close(found.item(), wanted)
+    gradients = torch.autograd.grad(found, (own, other, teacher), allow_unused=True)
+    assert gradients[2] is None
+    close(gradients[1], weight * temperature * ((other / temperature).softmax(-1) - (teacher / temperature).softmax(-1)).detach() / 6, 1e-12) if weight else None
+    assert soft_distillation((own, teacher), labels, teacher, temperature, 1.0).abs() < 1e-12
+
+
+def test_hard_distillation():
+    "Equation 3: half a cross-entropy with each."
+    own, other, teacher = torch.randn(3, 6, 5, dtype=torch.float64).unbind()
+    labels, said = torch.randint(5, (6,)), teacher.argmax(-1)
+    found = hard_distillation((own, other), labels, teacher)
+    wanted = -(own.log_softmax(-1)[range(6), labels] + other.log_softmax(-1)[range(6), said]).mean() / 2
+    assert_close(found, wanted)
+    spread = F.one_hot(labels, 5).double()
+    assert_close(hard_distillation((own, other), spread, teacher), wanted)
+    assert_close(soft_distillation((own, other), spread, teacher), soft_distillation((own, other), labels, teacher))
+
+
+# Augmentation
+
+
+def fixed(monkeypatch, *values):
+    "Random numbers that are known: each draw gives the next of `values` everywhere."
+    left = iter(values)
+    monkeypatch.setattr(torch, "rand", lambda *shape, **kwargs: torch.full(shape, next(left)))
+
+
+@pytest.mark.parametrize("turns", [-1, 1])
+def test_a_quarter_turn(turns, monkeypatch):
+    images = torch.rand(2, 3, 8, 8)
+    fixed(monkeypatch, (turns + 1) / 2, 0.5, 0.5, 0.5)
+    close(random_affine(images, degrees=90), torch.rot90(images, turns, (2, 3)), 1e-5)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_shift(sign, monkeypatch):
+    "By a quarter of an image of eight: two pixels, both ways, zeros coming in."
+    images = torch.rand(2, 3, 8, 8)
+    fixed(monkeypatch, 0.5, 0.5, (sign + 1) / 2, (sign + 1) / 2)
+    wanted = F.pad(images, (2, 2, 2, 2))[..., 2 + 2 * sign :, 2 + 2 * sign :][..., :8, :8]
+    close(random_affine(images, shift=0.25), wanted, 1e-5)
+
+
+def test_a_scale(monkeypatch):
+    "To one half: the mean of each square of four pixels, in the middle of nothing."
+    images = torch.rand(2, 1, 8, 8)
+    fixed(monkeypatch, 0.5, 0.0, 0.5, 0.5)
+    close(random_affine(images, scale=0.5), F.pad(F.avg_pool2d(images, 2), (2, 2, 2, 2)), 1e-5)
+
+
+def test_affine_at_random():
+    "Nothing asked, nothing changed; each image its own; repeated by a generator; the global one untouched."
+    images = torch.rand(1, 1, 8, 8).expand(6, 1, 8, 8)
+    close(random_affine(images), images, 1e-5)
+    draw = lambda seed: random_affine(images, degrees=20, shift=0.1, scale=0.1, generator=torch.Generator().manual_seed(seed))
+    state = torch.get_rng_state()
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(draw(1), 2))
+    assert random_affine(torch.rand(2, 3, 4, 6), degrees=10).shape == (2, 3, 4, 6)
+    assert random_affine(images.double(), degrees=10).dtype == torch.float64
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["mixup", "CutMix"])
+def test_mixup(cut):
+    "Images whose every pixel is their class: what is seen is what the targets say."
+    labels = torch.arange(40) % 8
+    images = F.one_hot(labels, 8).float()[:, :, None, None].expand(40, 8, 6, 9)
+    found = mixup(images, labels, 8, cut=cut, generator=torch.Generator().manual_seed(3))
+    assert_close(found.targets, found.images.mean((2, 3)))
+    assert_close(found.targets.sum(-1), torch.ones(40))
+    assert (found.targets > 0.001).sum(-1).max() == 2 and 0.2 < found.targets.max(-1).values.mean() < 0.95
+    if cut:
+        assert set(found.images.unique().tolist()) == {0.0, 1.0}
+        pasted = [image for image in found.images if image.mean((1, 2)).max() < 1]
+        assert len(pasted) > 10
+        for image in pasted:  # a rectangle of one of the two
+            inside = [channel for channel in image if 0 < channel.mean() < 1]
+            assert any(torch.equal(x, x.any(0)[None] * x.any(1)[:, None]) for x in inside)
+    again = mixup(images, labels, 8, cut=cut, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(found.images, again.images) and torch.equal(found.targets, again.targets)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["mixup", "CutMix"])
+def test_shares_are_even(cut):
+    "Uniform for mixup; for CutMix what is left of the rectangle's area after the edges have cut it: more of the first."
+    images = torch.arange(4000.0)[:, None, None, None].expand(4000, 1, 16, 16)
+    found = mixup(images, torch.arange(4000), 4000, cut=cut, generator=torch.Generator().manual_seed(1))
+    shares = found.targets[range(4000), range(4000)]
+    assert abs(shares.mean().item() - 0.5) < 0.02 if not cut else 0.6 < shares.mean() < 0.75
+    if not cut:
+        assert ((shares.sort().values - torch.linspace(0, 1, 4000)).abs() < 0.04).all()
+
+
+# Roll-out
+
+
+def test_rollout_by_all_ways():
+    "The sum over all ways through the layers of the product of their weights, counted one by one."
+    maps = [torch.rand(2, 3, 4, 4).softmax(-1) for _ in range(3)]
+    mixed = [(m.mean(1) + torch.eye(4)) / 2 for m in maps]
+    found = attention_rollout(maps)
+    for b, n, m in itertools.product(range(2), range(4), range(4)):
+        ways = itertools.product(range(4), repeat=2)
+        assert_close(found[b, n, m], sum(mixed[2][b, n, i] * mixed[1][b, i, j] * mixed[0][b, j, m] for i, j in ways))
+    assert_close(found.sum(-1), torch.ones(2, 4))
+
+
+def test_rollout_of_a_model():
+    "Of an untrained one each patch's share is about the same; the maps are the layers' own."
+    model = small(ViT, loud=0.001)
+    with attention_maps(model) as maps:
+        model(images_(model.config))
+    found = attention_rollout(list(maps.values()))
+    assert found.shape == (4, 10, 10)
+    assert_close(found[:, 0, 1:], torch.full((4, 9), (1 - 0.25 * (1 + 2 / 10 + 1 / 10)) / 9), atol=0.02, rtol=0)
+
+
+# The convolutional net
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (6, 10), (2, 2)])
+def test_convolutional_net(sides):
+    model = ConvNet(3, 7, width=4)
+    assert model(torch.randn(5, 3, *sides)).shape == (5, 7)
+    wanted = 9 * (3 * 4 + 4 * 4 + 4 * 8 + 8 * 8) + 3 * (4 + 4 + 8 + 8) + 8 * 7 + 7
+    assert sum(p.numel() for p in model.parameters()) == wanted
+    moved = torch.zeros(2, 3, 40, 40)
+    moved[0, :, 12:14, 13:16] = moved[1, :, 16:18, 19:22] = 1
+    close(model(moved)[0], model(moved)[1].detach(), 1e-4)
+
+
+# What a hostile user tries
+
+says = partial(messages.says, or_else="resize|pass")
+
+
+@pytest.mark.parametrize("changes,words", [
+    *((dict([(name, value)]), [f"{name}={value}"]) for name in ("image_size", "patch_size", "n_channels", "n_classes", "n_layers", "d_model", "n_heads", "d_ff") for value in (0, -1)),
+    (dict(image_size=14), ["image_size=14", "patch_size=4"]),
+    (dict(patch_size=16), ["image_size=12", "patch_size=16"]),
+    (dict(d_model=30), ["d_model=30", "n_heads=4"]),
+    (dict(dropout=1.0), ["dropout=1.0"]),
+    (dict(activation="quick_gelu"), ["activation='quick_gelu'"]),
+], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
+@MODELS
+def test_bad_settings(kind, changes, words, unchecked):
+    with pytest.raises(ValueError, match=says(*words)):
+        small(kind, **changes)
+
+
+GOOD = torch.rand(2, 3, 12, 12)
+
+
+@pytest.mark.parametrize("images,words", [
+    (GOOD[..., :10], ["images", "(2, 3, 12, 10)", "4"]),
+    (GOOD[:, :, :11], ["images", "(2, 3, 11, 12)", "4"]),
+    (GOOD[:, :, :0], ["images", "(2, 3, 0, 12)", "4"]),
+    (GOOD[:, :1], ["images", "(2, 1, 12, 12)", "n_channels=3"]),
+    (GOOD.movedim(1, -1), ["images", "(2, 12, 12, 3)", "n_channels=3"]),
+    (GOOD[0], ["images", "(3, 12, 12)"]),
+    (GOOD[None], ["images", "(1, 2, 3, 12, 12)"]),
+    (GOOD[:0], ["images", "(0, 3, 12, 12)", "b >= 1"]),
+    ((255 * GOOD).byte(), ["images", "uint8", "/ 255"]),
+    (GOOD > 0.5, ["images", "bool"]),
+    (GOOD.long(), ["images", "int64"]),
+    (GOOD.double(), ["images", "float64", "float32"]),
+    (GOOD.bfloat16(), ["images", "bfloat16", "float32"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@MODELS
+def test_bad_images(kind, images, words, unchecked):
+    model = small(kind)
+    for call in (model, model.states):
+        with pytest.raises(ValueError, match=says(*words)):
+            call(images)
+
+
+def test_autocast():
+    "There the types may differ."
+    model = small().bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(GOOD).dtype == torch.bfloat16
+        assert small()(GOOD).isfinite().all()
+
+
+@pytest.mark.parametrize("call,words", [
+    (lambda: soft_distillation((GOOD[:, 0, 0],) * 2, torch.tensor([0, 1]), GOOD[:, 0, 0], temperature=0.0), ["temperature=0.0"]),
+    (lambda: soft_distillation((GOOD[:, 0, 0],) * 2, torch.tensor([0, 1]), GOOD[:, 0, 0], weight=1.5), ["weight=1.5"]),
+    (lambda: random_affine(GOOD, scale=1.0), ["scale=1.0"]),
+    (lambda: random_affine(GOOD, scale=-0.1), ["scale=-0.1"]),
+    (lambda: attention_rollout([]), ["maps"]),
+    (lambda: interpolate_places(torch.zeros(1, 10, 3), 4, 4), ["10", "square"]),
+    (lambda: interpolate_places(torch.zeros(1, 9, 3), 0, 4), ["0 by 4"]),
+    (lambda: to_patches(GOOD, 5), ["images", "(2, 3, 12, 12)", "5"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_bad_calls(call, words, unchecked):
+    with pytest.raises(ValueError, match=says(*words)):
+        call()
+
+
+@pytest.mark.parametrize("changes,word", [
+    (dict(d_head=16), "d_head=16"), (dict(norm="rms"), "norm='rms'"), (dict(gated=True), "gated=True"), (dict(bias=False), "bias=False"), (dict(scale=1.0), "scale=1.0"), (dict(norm_first=False), "norm_first=False"),
+], ids=str)
+@MODELS
+def test_what_their_files_cannot_say(kind, changes, word, tmp_path, unchecked):
+    "It is named, and nothing is written."
+    with pytest.raises(ValueError, match=messages.says(word, or_else="keep")):
+        small(kind, **changes).save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("option,value", [("hidden_act", "silu"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 4])])
+@MODELS
+def test_what_our_model_cannot_do(kind, option, value, tmp_path, unchecked):
+    "Their file asks for what ours can't compute: option and value are named."
+    theirs_(kind).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {option: value}))
+    with pytest.raises(ValueError) as error:
+        kind.from_pretrained(tmp_path)
+    assert f"{option}={value!r}" in str(error.value)
+
+
+def test_one_is_not_the_other(tmp_path, unchecked):
+    theirs_(DeiT).save_pretrained(tmp_path / "deit")
+    theirs_(ViT).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ValueError, match="reads 'vit'"):
+        ViT.from_pretrained(tmp_path / "deit")
+    with pytest.raises(ValueError, match="reads 'deit'"):
+        DeiT.from_pretrained(tmp_path / "vit")
+
+
+def test_settings_are_fixed_once_made():
+    config = ViTConfig(**SMALL)
+    with pytest.raises(AttributeError):
+        config.d_model = 64
+    with pytest.raises(ValueError, match="image_size=13"):
+        replace(config, image_size=13)
+
+
+@pytest.mark.gpu
+@GPU
+@MODELS
+def test_on_a_gpu(kind, tmp_path):
+    "The CPU's outputs to float32's rounding, bfloat16 to its own, at both sizes; augmentation too."
+    ours, _ = both(kind, tmp_path)
+    for size in (12, 20):
+        images = images_(ours.config, size)
+        wanted = outputs(ours.float().cpu(), images)
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 16 / 256)):
+            for x, y in zip(outputs(ours.to("cuda", dtype), images.to("cuda", dtype)), wanted):
+                close(x.float().cpu(), y, tolerance)
+    assert random_affine(images.cuda(), degrees=10).is_cuda and mixup(images.cuda(), torch.zeros(4).long().cuda(), 3, cut=True).targets.is_cuda
