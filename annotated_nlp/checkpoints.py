@@ -341,6 +341,7 @@ class Pretrained:
     """Models that are read from Hugging Face's files and written to them, by the tables `layouts`.
 
     A model has its configuration as `config`; its `initialise(module)` gives a random start.
+    Of several layouts with one model type, that is read whose `expects` the file's options fit.
     """
 
     layouts: ClassVar[tuple[Layout, ...]]
