@@ -57,7 +57,8 @@ class Layout:
     `names` maps our modules or tensors to theirs: `*` stands for the layer's number,
     `{query,key,value}` for tensors that we hold below each other, `^T` for matrices stored turned.
     Names may lack `base`, as in a file of the bare trunk, or have it in addition. `tied` are their
-    second names of one tensor, `ignored` (with `*`) what our model has no use for.
+    second names of one tensor (where ours has two, a file may hold one for both), `ignored` (with `*`)
+    what our model has no use for.
     """
 
     architecture: str
@@ -108,16 +109,20 @@ class Layout:
             said[setting] = {x: theirs[x] for x in names if theirs.get(x) is not None}
         return said
 
+    def refusal(self, theirs: Mapping[str, Any]) -> str:
+        """What in their configuration isn't as `expects` has it; empty if all is."""
+        for option, value in (self.expects | {"quantization_config": None}).items():
+            if theirs.get(option, value) != value:
+                return f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}"
+        return ""
+
     def read_config(self, theirs: Mapping[str, Any], **changes) -> Any:
         """Our configuration, with `changes` in place of what stands in theirs.
 
         Raises ValueError for an option that our model can't express.
         """
-        for option, value in (self.expects | {"quantization_config": None}).items():
-            if theirs.get(option, value) != value:
-                raise ValueError(
-                    f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}"
-                )
+        if refusal := self.refusal(theirs):
+            raise ValueError(refusal)
         ours, defaults = {}, self.config()
         labels = theirs.get("id2label")
         if labels and isinstance(labels, dict) and hasattr(defaults, "n_classes"):
@@ -277,18 +282,23 @@ def _sources(
     """
     kind, found = type(model).__name__, {layout.plain(name): name for name in files}
     twice = [name for name in files if found[layout.plain(name)] != name]
+    state = model.state_dict()
+    own = layout.rename(state)
     for second, first in layout.tied.items():
-        if second := found.pop(layout.plain(second), None):
+        if second in own:  # we hold both, a file may have one for both
+            if layout.plain(first) in found:
+                found.setdefault(layout.plain(second), found[layout.plain(first)])
+        elif second := found.pop(layout.plain(second), None):
             first = found.setdefault(layout.plain(first), second)
             if not torch.equal(files[first].get_tensor(first), files[second].get_tensor(second)):
                 raise ValueError(
                     f"{folder}: {second} differs from {first}, but {kind} has one for both"
                 )
-    state, begin = model.state_dict(), tuple(part + "." for part in fresh)
+    begin = tuple(part + "." for part in fresh)
     wanted = layout.rename({name: x for name, x in state.items() if not name.startswith(begin)})
     sources = {name: found.get(layout.plain(name)) for name in wanted}
     missing = [name for name, source in sources.items() if source is None]
-    known = {layout.plain(name) for name in layout.rename(state)}
+    known = {layout.plain(name) for name in own}
     known.update(
         plain for plain in found for pattern in layout.ignored
         if fnmatchcase(plain, layout.plain(pattern))
@@ -331,6 +341,7 @@ class Pretrained:
     """Models that are read from Hugging Face's files and written to them, by the tables `layouts`.
 
     A model has its configuration as `config`; its `initialise(module)` gives a random start.
+    Of several layouts with one model type, that is read whose `expects` the file's options fit.
     """
 
     layouts: ClassVar[tuple[Layout, ...]]
@@ -358,10 +369,14 @@ class Pretrained:
         folder = _folder(name, revision)
         theirs = _json(folder / CONFIG)
         model_type = theirs.get("model_type")
-        layout = next((x for x in cls.layouts if x.model_type == model_type), None)
-        if layout is None:
-            known = " or ".join(repr(layout.model_type) for layout in cls.layouts)
+        layouts = [layout for layout in cls.layouts if layout.model_type == model_type]
+        if not layouts:
+            known = " or ".join(dict.fromkeys(repr(layout.model_type) for layout in cls.layouts))
             raise ValueError(f"{folder} holds {model_type=}; {cls.__name__} reads {known}")
+        layout = next((layout for layout in layouts if not layout.refusal(theirs)), None)
+        if layout is None:
+            refusals = dict.fromkeys(layout.refusal(theirs) for layout in layouts)
+            raise ValueError("; or ".join(refusals))
         config = layout.read_config(theirs, **changes)
         with torch.device("meta"):
             model = cls(config)

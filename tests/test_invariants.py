@@ -28,6 +28,7 @@ from annotated_nlp.bert import BertConfig, BertForMaskedLM
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
+from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.transformer import Block, FeedForward, Positions, Transformer, TransformerConfig
 from annotated_nlp.vit import DeiT, ViT, ViTConfig
 
@@ -86,6 +87,17 @@ def electra_(model):
     return build
 
 
+def t5_(**version):
+    def build(positions="relative", **changes):
+        sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_head=8, d_ff=48, n_layers=2, dropout=0.0)
+        model = T5(T5Config(**sizes | version | changes))
+        if positions == "none":
+            nn.init.zeros_(model.encoder_bias.table.weight)
+        return model
+
+    return build
+
+
 def seq2seq_(*attention, **settings):
     return lambda **changes: Seq2Seq(Seq2SeqConfig(V, V, **dict(d_model=16, n_layers=2) | settings | changes), *attention)
 
@@ -117,6 +129,8 @@ writer = partial(Case, takes="prefix", start=lambda model, x: model.start(x["ids
 MODELS = [
     translator("transformer", transformer_(), unordered=True),
     translator("transformer-modern", transformer_(**MODERN), unordered=True),
+    translator("t5", t5_(), unordered=True),
+    translator("t5-1.1", t5_(activation="gelu_tanh", gated=True, tied=False), unordered=True),
     rnn("seq2seq-lstm", seq2seq_()),
     rnn("seq2seq-gru", seq2seq_(cell="gru")),
     rnn("seq2seq-attention", seq2seq_(dot_product_attention)),
