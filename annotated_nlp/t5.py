@@ -6,11 +6,12 @@
 __all__ = ['OBJECTIVES', 'SIZES', 'Example', 'replace_spans', 'restore', 'span_noise', 'iid_noise', 'prefix_lm', 'bert_style',
            'mass_style', 'deshuffling', 'drop_tokens', 'draw_example', 'token_masking', 'token_deletion',
            'text_infilling', 'sentence_permutation', 'document_rotation', 'infilling_spans', 'relative_buckets',
-           'T5Config', 'RelativeBias', 'T5State', 'T5']
+           'T5Config', 'RelativeBias', 'T5State', 'T5', 'larger_steps']
 
 # %% ../nbs/11_t5.ipynb #115eab20
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .attention import Attention
 from .checkpoints import Layout, Pretrained
@@ -105,7 +107,7 @@ def span_noise(
     and end without. Raises ValueError for a `rate` outside (0, 1], `mean_span` below 1 and no tokens.
     """
     _share(rate)
-    if n < 1 or mean_span < 1:
+    if n < 1 or not mean_span >= 1:
         raise ValueError(f"n={n} and mean_span={mean_span} must be at least 1")
     hidden = max(min(round(rate * n), n - 1), 1)
     runs = max(min(round(hidden / mean_span), n - hidden + 1), 1)
@@ -266,8 +268,8 @@ def infilling_spans(
     Raises ValueError for a `rate` outside (0, 1], a `mean_span` not above 0 and no tokens.
     """
     _share(rate)
-    if n < 1 or mean_span <= 0:
-        raise ValueError(f"n={n} must be at least 1, mean_span={mean_span} above 0")
+    if n < 1 or not 0 < mean_span < math.inf:
+        raise ValueError(f"n={n} must be at least 1, mean_span={mean_span} above 0 and finite")
     left, lengths = round(rate * n), []
     while left > 0:
         length = int(torch.poisson(torch.tensor(float(mean_span)), generator=generator))
@@ -609,6 +611,39 @@ class T5(Pretrained, nn.Module):
         finally:
             for part, training in modes.items():
                 part.training = training
+
+# %% ../nbs/11_t5.ipynb #81470056
+class _Times(nn.Module):
+    "A weight as `factor` times what is trained."
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, trained: Tensor) -> Tensor:
+        return self.factor * trained
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight / self.factor
+
+
+@contextmanager
+def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
+    """Within the block an optimizer like Adam changes tokens and biases by `factor` times its usual step.
+
+    The model computes what it did. Adafactor, with which Raffel et al. 2020 trained, takes steps in proportion
+    to a matrix's size (Shazeer and Stern 2018, section 8). Raises ValueError for a `factor` not above 0.
+    """
+    if not 0 < factor < math.inf:
+        raise ValueError(f"factor={factor} must be above 0 and finite")
+    parts = model.tokens, model.encoder_bias.table, model.decoder_bias.table
+    for part in parts:
+        parametrize.register_parametrization(part, "weight", _Times(factor))
+    try:
+        yield
+    finally:
+        for part in parts:
+            parametrize.remove_parametrizations(part, "weight")
 
 # %% ../nbs/11_t5.ipynb #e5723c3e
 def _names(gated: bool) -> dict[str, str]:

@@ -34,6 +34,7 @@ from annotated_nlp.t5 import (
     drop_tokens,
     iid_noise,
     infilling_spans,
+    larger_steps,
     mass_style,
     prefix_lm,
     relative_buckets,
@@ -395,6 +396,37 @@ def test_parts_start_anew(tmp_path):
     ours = T5.from_pretrained(tmp_path, fresh=["head", "decoder_bias"])
     assert 0.9 < ours.head.weight.std() < 1.1 and 0.1 < ours.decoder_bias.table.weight.std() < 0.25
     assert torch.equal(ours.tokens.weight, theirs.shared.weight)
+
+
+@VERSIONS
+@pytest.mark.parametrize("factor", [8.0, 0.5])
+def test_larger_steps(version, factor, tmp_path):
+    "Adam's first step is the rate: times the factor for three tensors; gradients by the chain rule; afterwards nothing is left of it, also after an error."
+    model = small(version)
+    src, mask, tgt, _, _ = batch(model.config)
+    loss = lambda: model(src, tgt, mask).square().mean()
+    start, wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, loss()
+    gradients = dict(zip(start, torch.autograd.grad(loss(), list(model.parameters()))))
+    touched = {"tokens", "encoder_bias.table", "decoder_bias.table"}
+    with larger_steps(model, factor):
+        assert_close(loss(), wanted, atol=0, rtol=1e-5)
+        names = {name.replace(".parametrizations.weight.original", ".weight") for name, _ in model.named_parameters()}
+        assert names == set(start)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, eps=1e-30)
+        loss().backward()
+        for part in touched:
+            found = model.get_submodule(part).parametrizations.weight.original.grad
+            close(found, factor * gradients[f"{part}.weight"], 1e-4)
+        optimizer.step()
+    assert {name for name, _ in model.named_parameters()} == set(start) and type(model.tokens) is torch.nn.Embedding
+    for name, p in model.named_parameters():
+        moved = (p.detach() - start[name])[gradients[name] != 0].abs()
+        step = 1e-4 * (factor if name.removesuffix(".weight") in touched else 1.0)
+        assert_close(moved, torch.full_like(moved, step), atol=0.02 * step, rtol=0)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ZeroDivisionError), larger_steps(model):
+        1 / 0
+    assert {name for name, _ in model.named_parameters()} == set(start)
 
 
 # Generation
@@ -766,6 +798,8 @@ def test_bad_settings(changes, words, unchecked):
 
 
 @pytest.mark.parametrize("call,words", [
+    (lambda: larger_steps(small(), 0.0).__enter__(), ["factor=0.0"]),
+    (lambda: larger_steps(small(), math.nan).__enter__(), ["factor=nan"]),
     (lambda: T5Config.small("1.2"), ["version='1.2'", "1.0", "1.1"]),
     # ids and masks
     (lambda: whole(ids_(2, 5) + 24), ["src", "29"]),
