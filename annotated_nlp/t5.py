@@ -43,19 +43,23 @@ def _fits(tokens: Sequence, **choices: Sequence) -> None:
     for name, choice in choices.items():
         if len(choice) != len(tokens):
             raise ValueError(
-                f"{name} has {len(choice)} entries, tokens {len(tokens)}: it must have one for each token"
+                f"{name} has {len(choice)} entries, tokens {len(tokens)}: it must have one for "
+                "each token"
             )
 
 
 def replace_spans(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) -> Example:
-    """Each run of noise becomes one sentinel, and is written out behind that sentinel; one more ends it.
+    """Each run of noise becomes one sentinel, and is written out behind it; one more ends it.
 
-    Raffel et al. 2020, figure 2. Tokens are ids or words. Raises ValueError for a text without tokens,
-    for one that holds a sentinel, and for more runs than there are sentinels for.
+    Raffel et al. 2020, figure 2. Tokens are ids or words. Raises ValueError for a text
+    without tokens, for one that holds a sentinel, and for more runs than there are sentinels
+    for.
     """
     _fits(tokens, noise=noise)
     if reserved := set(sentinels).intersection(tokens):
-        raise ValueError(f"tokens holds the sentinel {min(reserved)!r}: give sentinels that no text uses")
+        raise ValueError(
+            f"tokens holds the sentinel {min(reserved)!r}: give sentinels that no text uses"
+        )
     inputs, targets, names = [], [], iter(sentinels)
     try:
         for hidden, run in groupby(zip(noise, tokens), lambda pair: bool(pair[0])):
@@ -68,14 +72,17 @@ def replace_spans(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) 
         targets.append(next(names))
     except StopIteration:
         raise ValueError(
-            f"noise has too many runs for {len(sentinels)} sentinels (one for each, and one more): "
-            "give more, or cut the text"
+            f"noise has too many runs for {len(sentinels)} sentinels (one for each, and one "
+            "more): give more, or cut the text"
         ) from None
     return Example(inputs, targets)
 
 
 def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
-    """The text of which `replace_spans` made the two. A sentinel of `inputs` that `targets` lacks gives nothing."""
+    """The text of which `replace_spans` made the two.
+
+    A sentinel of `inputs` that `targets` lacks gives nothing.
+    """
     written, name, known = {}, None, set(sentinels)
     for token in targets:
         if token in known:
@@ -88,7 +95,9 @@ def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
 # %% ../nbs/11_t5.ipynb #81e2a580
 def _share(rate: float) -> None:
     if not 0 < rate <= 1:
-        raise ValueError(f"rate={rate} must be above 0 and at most 1: it is the share of tokens chosen")
+        raise ValueError(
+            f"rate={rate} must be above 0 and at most 1: it is the share of tokens chosen"
+        )
 
 
 def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[int]:
@@ -98,13 +107,18 @@ def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[in
 
 
 def span_noise(
-    n: int, rate: float = 0.15, mean_span: float = 3.0, *, generator: torch.Generator | None = None
+    n: int,
+    rate: float = 0.15,
+    mean_span: float = 3.0,
+    *,
+    generator: torch.Generator | None = None,
 ) -> list[bool]:
-    """Which of `n` tokens are noise: a fixed number of them, in a fixed number of runs of random lengths.
+    """Which of `n` tokens are noise: a fixed number, in a fixed number of runs of any lengths.
 
-    round(rate · n) tokens, at least 1 and not all, in round(tokens / mean_span) runs, at least 1. After
-    Raffel et al. 2020, section 3.3.4, and their `random_spans_noise_mask`; here a text may begin with noise
-    and end without. Raises ValueError for a `rate` outside (0, 1], `mean_span` below 1 and no tokens.
+    round(rate · n) tokens, at least 1 and not all, in round(tokens / mean_span) runs, at
+    least 1. After Raffel et al. 2020, section 3.3.4, and their `random_spans_noise_mask`;
+    here a text may begin with noise and end without. Raises ValueError for a `rate` outside
+    (0, 1], `mean_span` below 1 and no tokens.
     """
     _share(rate)
     if n < 1 or not mean_span >= 1:
@@ -112,7 +126,9 @@ def span_noise(
     hidden = max(min(round(rate * n), n - 1), 1)
     runs = max(min(round(hidden / mean_span), n - hidden + 1), 1)
     noise = _partition(hidden, runs, generator)
-    kept = _partition(n - hidden + 2, runs + 1, generator)  # the first and the last one too long by 1
+    kept = _partition(
+        n - hidden + 2, runs + 1, generator
+    )  # the first and the last one too long by 1
     kept[0], kept[-1] = kept[0] - 1, kept[-1] - 1
     mask = [False] * kept[0]
     for length, after in zip(noise, kept[1:]):
@@ -120,7 +136,9 @@ def span_noise(
     return mask
 
 
-def iid_noise(n: int, rate: float = 0.15, *, generator: torch.Generator | None = None) -> list[bool]:
+def iid_noise(
+    n: int, rate: float = 0.15, *, generator: torch.Generator | None = None
+) -> list[bool]:
     """Which of `n` tokens are noise: each with probability `rate`, for itself."""
     _share(rate)
     return (torch.rand(n, generator=generator) < rate).tolist()
@@ -130,18 +148,26 @@ def prefix_lm(tokens: Sequence, split: int) -> Example:
     """Continue: the first `split` tokens are read, the others written."""
     _fits(tokens)
     if not 0 <= split <= len(tokens):
-        raise ValueError(f"split={split} must be at least 0 and at most {len(tokens)}, the number of tokens")
+        raise ValueError(
+            f"split={split} must be at least 0 and at most {len(tokens)}, the tokens there are"
+        )
     return Example(list(tokens[:split]), list(tokens[split:]))
 
 
-def bert_style(tokens: Sequence, noise: Sequence[bool], mask: Any, swapped: Mapping[int, Any]) -> Example:
-    """Restore the whole text: noise is masked, or swapped for another token at the places in `swapped`.
+def bert_style(
+    tokens: Sequence, noise: Sequence[bool], mask: Any, swapped: Mapping[int, Any]
+) -> Example:
+    """Restore the whole text: noise is masked, or at the places in `swapped` another token.
 
     Raises ValueError for a swapped place that is no noise.
     """
     _fits(tokens, noise=noise)
-    if strange := [place for place in swapped if not (0 <= place < len(tokens) and noise[place])]:
-        raise ValueError(f"swapped has place {strange[0]}, which is no noise: choose it in noise, or drop it")
+    if strange := [
+        place for place in swapped if not (0 <= place < len(tokens) and noise[place])
+    ]:
+        raise ValueError(
+            f"swapped has place {strange[0]}, which is no noise: choose it there, or drop it"
+        )
     inputs = [
         swapped.get(place, mask) if hidden else token
         for place, (token, hidden) in enumerate(zip(tokens, noise))
@@ -150,15 +176,20 @@ def bert_style(tokens: Sequence, noise: Sequence[bool], mask: Any, swapped: Mapp
 
 
 def mass_style(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
-    """Restore the whole text: all noise is masked, token by token (after Song et al. 2019)."""
+    """Restore the whole text: noise is masked, token by token (after Song et al. 2019)."""
     return bert_style(tokens, noise, mask, {})
 
 
 def deshuffling(tokens: Sequence, order: Sequence[int]) -> Example:
-    """Restore the order: the input has token order[i] at place i. Raises ValueError for no permutation."""
+    """Restore the order: the input has token order[i] at place i.
+
+    Raises ValueError for no permutation.
+    """
     _fits(tokens, order=order)
     if sorted(order) != list(range(len(tokens))):
-        raise ValueError(f"order must be a permutation of 0 to {len(tokens) - 1}, not {list(order)}")
+        raise ValueError(
+            f"order must be a permutation of 0 to {len(tokens) - 1}, not {list(order)}"
+        )
     return Example([tokens[i] for i in order], list(tokens))
 
 
@@ -170,8 +201,13 @@ def drop_tokens(tokens: Sequence, noise: Sequence[bool]) -> Example:
 
 # %% ../nbs/11_t5.ipynb #c57e3e9f
 OBJECTIVES = (
-    "prefix language modeling", "BERT-style", "deshuffling", "MASS-style",
-    "i.i.d. noise, replace spans", "i.i.d. noise, drop tokens", "random spans",
+    "prefix language modeling",
+    "BERT-style",
+    "deshuffling",
+    "MASS-style",
+    "i.i.d. noise, replace spans",
+    "i.i.d. noise, drop tokens",
+    "random spans",
 )
 
 
@@ -186,10 +222,10 @@ def draw_example(
     mean_span: float = 3.0,
     generator: torch.Generator | None = None,
 ) -> Example:
-    """An example of one of the seven `OBJECTIVES`, places drawn anew (Raffel et al. 2020, table 3).
+    """An example of one of `OBJECTIVES`, places drawn anew (Raffel et al. 2020, table 3).
 
-    `vocabulary` is what BERT-style swaps in, for one in ten of the tokens chosen (section 3.3.1). Raises
-    ValueError for an unknown objective, and as the functions of the seven do.
+    `vocabulary` is what BERT-style swaps in, for one in ten of the tokens chosen (section
+    3.3.1). Raises ValueError for an unknown objective, and as the functions of the seven do.
     """
     _fits(tokens)
     n = len(tokens)
@@ -202,7 +238,9 @@ def draw_example(
     if objective == "deshuffling":
         return deshuffling(tokens, torch.randperm(n, generator=generator).tolist())
     if objective == "random spans":
-        return replace_spans(tokens, span_noise(n, rate, mean_span, generator=generator), sentinels)
+        return replace_spans(
+            tokens, span_noise(n, rate, mean_span, generator=generator), sentinels
+        )
     noise = iid_noise(n, rate, generator=generator)
     if objective == "BERT-style":
         swapped = [place for place in range(n) if noise[place] and draw(10) == 0]
@@ -214,7 +252,9 @@ def draw_example(
         return replace_spans(tokens, noise, sentinels)
     if objective == "i.i.d. noise, drop tokens":
         return drop_tokens(tokens, noise)
-    raise ValueError(f"objective={objective!r} must be one of {', '.join(map(repr, OBJECTIVES))}")
+    raise ValueError(
+        f"objective={objective!r} must be one of {', '.join(map(repr, OBJECTIVES))}"
+    )
 
 # %% ../nbs/11_t5.ipynb #ae2e5715
 def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
@@ -223,12 +263,12 @@ def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example
 
 
 def token_deletion(tokens: Sequence, noise: Sequence[bool]) -> Example:
-    """Noise is left out without a trace: where something is missing has to be found out too."""
+    """Noise is left out without a trace: where it was has to be found out too."""
     return Example(drop_tokens(tokens, noise).inputs, list(tokens))
 
 
 def text_infilling(tokens: Sequence, spans: Sequence[tuple[int, int]], mask: Any) -> Example:
-    """Each span (start, length) becomes one mask, however long it is; one of length 0 only adds a mask.
+    """Each span (start, length) becomes one mask, however long; of length 0 it only adds one.
 
     Raises ValueError for spans that overlap, stand out of order, or reach beyond the text.
     """
@@ -237,8 +277,8 @@ def text_infilling(tokens: Sequence, spans: Sequence[tuple[int, int]], mask: Any
     for start, length in spans:
         if not (end <= start and 0 <= length and start + length <= len(tokens)):
             raise ValueError(
-                f"spans has ({start}, {length}) after place {end} of {len(tokens)} tokens: spans must stand in "
-                "order within the text, and not overlap"
+                f"spans has ({start}, {length}) after place {end} of {len(tokens)} tokens: spans "
+                "must stand in order within the text, and not overlap"
             )
         inputs += [*tokens[end:start], mask]
         end = start + length
@@ -246,7 +286,10 @@ def text_infilling(tokens: Sequence, spans: Sequence[tuple[int, int]], mask: Any
 
 
 def sentence_permutation(sentences: Sequence[Sequence], order: Sequence[int]) -> Example:
-    """Sentences in another order, sentence order[i] at place i. Raises ValueError for no permutation."""
+    """Sentences in another order, sentence order[i] at place i.
+
+    Raises ValueError for no permutation.
+    """
     shuffled = deshuffling(sentences, order)
     return Example(*([token for sentence in part for token in sentence] for part in shuffled))
 
@@ -260,24 +303,34 @@ def document_rotation(tokens: Sequence, start: int) -> Example:
 
 
 def infilling_spans(
-    n: int, rate: float = 0.3, mean_span: float = 3.0, *, generator: torch.Generator | None = None
+    n: int,
+    rate: float = 0.3,
+    mean_span: float = 3.0,
+    *,
+    generator: torch.Generator | None = None,
 ) -> list[tuple[int, int]]:
-    """Spans for `text_infilling`: lengths of Poisson's distribution, until round(rate · n) tokens are covered.
+    """Spans for `text_infilling`: lengths of Poisson's distribution, until enough is covered.
 
-    Lewis et al. 2020, section 2.2; the last one is cut to fit, and between two spans stands a token at least.
-    Raises ValueError for a `rate` outside (0, 1], a `mean_span` not above 0 and no tokens.
+    Enough is round(rate · n) tokens, and the last span is cut to fit. Between two spans
+    stands a token at least. Lewis et al. 2020, section 2.2. Raises ValueError for a `rate`
+    outside (0, 1], a `mean_span` not above 0 and no tokens.
     """
     _share(rate)
     if n < 1 or not 0 < mean_span < math.inf:
-        raise ValueError(f"n={n} must be at least 1, mean_span={mean_span} above 0 and finite")
+        raise ValueError(
+            f"n={n} must be at least 1, mean_span={mean_span} above 0 and finite"
+        )
     left, lengths = round(rate * n), []
     while left > 0:
         length = int(torch.poisson(torch.tensor(float(mean_span)), generator=generator))
         lengths.append(min(length, left))
         left -= lengths[-1]
     kept = n - sum(lengths)
-    # Each span stands before one of the kept tokens, or at the end; where there are too few, the last are left out.
-    places = torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
+    # Each span stands before one of the kept tokens, or at the end; where these are too few, the
+    # last spans are left out.
+    places = (
+        torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
+    )
     before = 0
     spans = []
     for place, length in zip(places, lengths):
@@ -287,13 +340,17 @@ def infilling_spans(
 
 # %% ../nbs/11_t5.ipynb #ec9cdc08
 def relative_buckets(
-    offsets: Int[Tensor, "*n"], n_buckets: int = 32, max_distance: int = 128, *, causal: bool = False
+    offsets: Int[Tensor, "*n"],
+    n_buckets: int = 32,
+    max_distance: int = 128,
+    *,
+    causal: bool = False,
 ) -> Int[Tensor, "*n"]:
-    """In which bucket a key falls that stands `offsets` places after the query (before it, if negative).
+    """The bucket of a key `offsets` places after the query (before it, if negative).
 
-    Half of the buckets are for one distance each, the others grow with the logarithm, and the last holds
-    all from `max_distance` on. Both sides have buckets of their own; `causal`: all are for keys before the
-    query. Raffel et al. 2020, section 2.1, and their code.
+    Half of the buckets are for one distance each, the others grow with the logarithm, and the
+    last holds all from `max_distance` on. Both sides have buckets of their own; `causal`: all
+    are for keys before the query. Raffel et al. 2020, section 2.1, and their code.
     """
     if causal:
         side, distance = 0, (-offsets).clamp(min=0)
@@ -309,24 +366,31 @@ def relative_buckets(
 # d_model, d_ff, layers, heads, width of a head
 SIZES = {
     "1.0": {
-        "small": (512, 2048, 6, 8, 64), "base": (768, 3072, 12, 12, 64), "large": (1024, 4096, 24, 16, 64),
-        "xl": (1024, 16_384, 24, 32, 128), "xxl": (1024, 65_536, 24, 128, 128),
+        "small": (512, 2048, 6, 8, 64),
+        "base": (768, 3072, 12, 12, 64),
+        "large": (1024, 4096, 24, 16, 64),
+        "xl": (1024, 16_384, 24, 32, 128),
+        "xxl": (1024, 65_536, 24, 128, 128),
     },
     "1.1": {
-        "small": (512, 1024, 8, 6, 64), "base": (768, 2048, 12, 12, 64), "large": (1024, 2816, 24, 16, 64),
-        "xl": (2048, 5120, 24, 32, 64), "xxl": (4096, 10_240, 24, 64, 64),
+        "small": (512, 1024, 8, 6, 64),
+        "base": (768, 2048, 12, 12, 64),
+        "large": (1024, 2816, 24, 16, 64),
+        "xl": (2048, 5120, 24, 32, 64),
+        "xxl": (4096, 10_240, 24, 64, 64),
     },
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(BlockConfig):
-    """An encoder-decoder with relative positions; sizes not given are those of the smallest T5 1.0.
+    """An encoder-decoder with relative positions; sizes not given are the smallest T5's.
 
-    Raffel et al. 2020, sections 2.1 and 3.1.2. `n_decoder_layers` is n_layers if not given. `n_buckets` and
-    `max_distance` as in `relative_buckets`. `tied`: the head is the embedding, its states are scaled by
-    d_model^-½; otherwise it has a matrix of its own. `pad_id` is padding and begins every target, `eos_id`
-    ends it. Raises ValueError for settings that don't fit.
+    Raffel et al. 2020, sections 2.1 and 3.1.2. `n_decoder_layers` is n_layers if not given.
+    `n_buckets` and `max_distance` as in `relative_buckets`. `tied`: the head is the
+    embedding, its states are scaled by d_model^-½; otherwise it has a matrix of its own.
+    `pad_id` is padding and begins every target, `eos_id` ends it. Raises ValueError for
+    settings that don't fit.
     """
 
     vocab_size: int = 32_128
@@ -349,25 +413,30 @@ class T5Config(BlockConfig):
 
     def __post_init__(self):
         if self.n_decoder_layers is None:
-            object.__setattr__(self, "n_decoder_layers", self.n_layers)  # the dataclass is frozen
+            object.__setattr__(
+                self, "n_decoder_layers", self.n_layers
+            )  # the dataclass is frozen
         super().__post_init__()
-        for name, least in dict(vocab_size=1, n_layers=1, n_decoder_layers=1, n_buckets=4).items():
+        for name, least in dict(
+            vocab_size=1, n_layers=1, n_decoder_layers=1, n_buckets=4
+        ).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.max_distance <= self.n_buckets // 2:
             raise ValueError(
-                f"max_distance={self.max_distance} must be above n_buckets / 2 = {self.n_buckets // 2}, the "
-                "distances that have a bucket of their own"
+                f"max_distance={self.max_distance} must be above n_buckets / 2 = "
+                f"{self.n_buckets // 2}, the distances that have a bucket of their own"
             )
         for name in ("pad_id", "eos_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} must be a token, vocab_size={self.vocab_size}"
+                    f"{name}={getattr(self, name)} must be a token, "
+                    f"vocab_size={self.vocab_size}"
                 )
 
     @classmethod
     def small(cls, version: str = "1.0", **changes) -> "T5Config":
-        """60M parameters. As all sizes also in `version` "1.1": gated GELU, an untied head, other widths."""
+        """60M parameters. `version` "1.1" has gated GELU, an untied head, and other widths."""
         return cls._size("small", version, changes)
 
     @classmethod
@@ -393,14 +462,16 @@ class T5Config(BlockConfig):
     @classmethod
     def _size(cls, size: str, version: str, changes: dict) -> "T5Config":
         if version not in SIZES:
-            raise ValueError(f"version={version!r} must be one of {', '.join(map(repr, SIZES))}")
+            raise ValueError(
+                f"version={version!r} must be one of {', '.join(map(repr, SIZES))}"
+            )
         names = "d_model", "d_ff", "n_layers", "n_heads", "d_head"
         new = dict(activation="gelu_tanh", gated=True, tied=False) if version == "1.1" else {}
         return cls(**dict(zip(names, SIZES[version][size])) | new | changes)
 
 # %% ../nbs/11_t5.ipynb #39abd201
 class RelativeBias(nn.Module):
-    """A learned number for each bucket and head, to be added to scores; for later keys -inf if `causal`.
+    """A learned number for each bucket and head, added to scores; for later keys -inf if `causal`.
 
     Raffel et al. 2020, section 2.1.
     """
@@ -430,7 +501,8 @@ class RelativeBias(nn.Module):
 class T5State:
     """The decoder's memory after `length` tokens; `mask` says where the source is real.
 
-    `line` holds the bias by offset for all the room there is: each step cuts its row out of it.
+    `line` holds the bias by offset for all the room there is: each step cuts its row out of
+    it.
     """
 
     caches: tuple[BlockCache, ...]
@@ -447,9 +519,9 @@ class T5State:
 class T5(Pretrained, nn.Module):
     """Text to text: an encoder and a decoder of blocks with relative positions.
 
-    Raffel et al. 2020, section 2.1. Without `src_mask`, `pad_id` is padding. There is no longest text. Raises
-    ValueError for wrong shapes, dtypes and masks, an empty batch, and on the CPU for ids outside the
-    vocabulary (looking would make a GPU wait).
+    Raffel et al. 2020, section 2.1. Without `src_mask`, `pad_id` is padding. There is no
+    longest text. Raises ValueError for wrong shapes, dtypes and masks, an empty batch, and on
+    the CPU for ids outside the vocabulary (looking would make a GPU wait).
     """
 
     def __init__(self, config: T5Config):
@@ -457,7 +529,9 @@ class T5(Pretrained, nn.Module):
         c = self.config = config
         self.tokens = nn.Embedding(c.vocab_size, c.d_model)
         self.encoder_bias = RelativeBias(c, causal=False)
-        self.decoder_bias = RelativeBias(c, causal=True)  # hides what comes later, once for all blocks
+        self.decoder_bias = RelativeBias(
+            c, causal=True
+        )  # hides what comes later, once for all blocks
         self.encoder = Stack(c, c.n_layers)
         self.decoder = Stack(c, c.n_decoder_layers, cross=True)
         self.head = None if c.tied else nn.Linear(c.d_model, c.vocab_size, bias=False)
@@ -466,9 +540,10 @@ class T5(Pretrained, nn.Module):
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
-        """Start `module`, the model or a part of it, anew: normal, with the spreads of `transformers`' T5.
+        """Start `module`, the model or a part of it, anew, as `transformers` starts its T5.
 
-        1 for tokens and a head of its own, 1/√inputs for matrices, 1/√d_model for the biases.
+        Normal, with a spread of 1 for tokens and an own head, 1/√inputs for matrices,
+        1/√d_model for biases.
         """
         for part in module.modules():
             if isinstance(part, nn.RMSNorm):
@@ -497,7 +572,9 @@ class T5(Pretrained, nn.Module):
         memory, mask = self.encode(src, src_mask)
         check_ids("tgt", tgt, self.config.vocab_size, rows=len(src))
         bias, x = self.decoder_bias(tgt.shape[1]), self.dropout(self.tokens(tgt))
-        return self.logits(self.dropout(self.decoder(x, bias=bias, memory=memory, memory_mask=mask)))
+        return self.logits(
+            self.dropout(self.decoder(x, bias=bias, memory=memory, memory_mask=mask))
+        )
 
     def encode(
         self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
@@ -507,11 +584,11 @@ class T5(Pretrained, nn.Module):
         mask = src != self.config.pad_id if src_mask is None else src_mask
         if mask.shape != src.shape or mask.dtype != torch.bool:
             raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, True at real tokens, "
-                f"with src's shape {tuple(src.shape)}"
+                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, "
+                f"True at real tokens, with src's shape {tuple(src.shape)}"
             )
-        # The mask goes into the bias, once for all blocks. A row of padding alone may see all of itself, and
-        # the decoder none of it.
+        # The mask goes into the bias, once for all blocks. A row of padding alone may see all of
+        # itself, and the decoder none of it.
         hidden = rearrange(~mask & mask.any(1, keepdim=True), "b m -> b 1 1 m")
         bias = self.encoder_bias(src.shape[1]).masked_fill(hidden, -math.inf)
         return self.dropout(self.encoder(self.dropout(self.tokens(src)), bias=bias)), mask
@@ -549,8 +626,8 @@ class T5(Pretrained, nn.Module):
         """
         if ids.shape != state.mask.shape[:1]:
             raise ValueError(
-                f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the state's "
-                f"b = {len(state.mask)} rows"
+                f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the "
+                f"state's b = {len(state.mask)} rows"
             )
         ids = rearrange(ids, "b -> b 1")
         check_ids("ids", ids, self.config.vocab_size)
@@ -580,16 +657,21 @@ class T5(Pretrained, nn.Module):
         length_penalty: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "b n"]:
-        """What the decoder writes for each row of `src`, `stop_id` (`eos_id` if not given) included.
+        """What the decoder writes for each row of `src`, with `stop_id` (`eos_id` if not given).
 
-        Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis of
-        `decoding.beam_search`; otherwise tokens are drawn as by `decoding.sample`. A row that has ended is
-        filled with `pad_id`. Dropout is off. Raises ValueError for a beam and a temperature at once.
+        Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis
+        of `decoding.beam_search`; otherwise tokens are drawn as by `decoding.sample`. A row
+        that has ended is filled with `pad_id`. Dropout is off. Raises ValueError for a beam
+        and a temperature at once.
         """
         if beam != 1 and temperature != 0:
-            raise ValueError(f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing")
+            raise ValueError(
+                f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing"
+            )
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1")
+            raise ValueError(
+                f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1"
+            )
         c, modes = self.config, {part: part.training for part in self.modules()}
         stop_id = c.eos_id if stop_id is None else stop_id
         if not 0 <= stop_id < c.vocab_size:
@@ -600,7 +682,9 @@ class T5(Pretrained, nn.Module):
             state = self.start(src, src_mask, max_new_tokens)
             first = torch.full_like(src[:, 0], c.pad_id)
             if temperature != 0:
-                cuts = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                cuts = dict(
+                    temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+                )
                 return sample(self.step, state, first, **rules, **cuts).ids
             if beam == 1:
                 return greedy(self.step, state, first, **rules).ids
@@ -629,10 +713,11 @@ class _Times(nn.Module):
 
 @contextmanager
 def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
-    """Within the block an optimizer like Adam changes tokens and biases by `factor` times its usual step.
+    """Within the block, Adam changes tokens and biases by `factor` times its usual step.
 
-    The model computes what it did. Adafactor, with which Raffel et al. 2020 trained, takes steps in proportion
-    to a matrix's size (Shazeer and Stern 2018, section 8). Raises ValueError for a `factor` not above 0.
+    The model computes what it did. Adafactor, with which Raffel et al. 2020 trained, takes
+    steps in proportion to a matrix's size (Shazeer and Stern 2018, section 8). Raises
+    ValueError for a `factor` not above 0.
     """
     if not 0 < factor < math.inf:
         raise ValueError(f"factor={factor} must be above 0 and finite")
@@ -652,7 +737,8 @@ def _names(gated: bool) -> dict[str, str]:
         block, theirs = f"{side}.blocks.*", f"{side}.block.*.layer"
         up = "wi_{0,1}" if gated else "wi"
         names |= {
-            f"{side}_bias.table": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
+            f"{side}_bias.table": f"{side}.block.0.layer.0.SelfAttention."
+            "relative_attention_bias",
             f"{block}.attention.norm": f"{theirs}.0.layer_norm",
             f"{block}.attention.f.qkv": f"{theirs}.0.SelfAttention.{{q,k,v}}",
             f"{block}.attention.f.out": f"{theirs}.0.SelfAttention.o",
@@ -670,7 +756,7 @@ def _names(gated: bool) -> dict[str, str]:
 
 
 def _layout(gated: bool, tied: bool) -> Layout:
-    "Version 1.0 is neither gated nor untied, 1.1 both; their class can also do one without the other."
+    "Version 1.0 is neither gated nor untied, 1.1 both; their class can also do one alone."
     activation = "gelu_tanh" if gated else "relu"
     return Layout(
         "T5ForConditionalGeneration",
@@ -692,7 +778,9 @@ def _layout(gated: bool, tied: bool) -> Layout:
             "eos_id": "eos_token_id",
         },
         expects={
-            "feed_forward_proj": "gated-gelu" if gated else "relu",  # their "gated-gelu" is the tanh form
+            "feed_forward_proj": "gated-gelu"
+            if gated
+            else "relu",  # their "gated-gelu" is the tanh form
             "scale_decoder_outputs": tied,
             "is_encoder_decoder": True,
         }
