@@ -84,6 +84,9 @@ def _log_probs(
     return logits.log_softmax(-1, dtype=dtype), state
 
 # %% ../nbs/04_decoding.ipynb #c2ce3440
+_LOOK_EVERY = {"cpu": 1}  # else 16: tokens between two looks at what has ended
+
+
 def _left_to_right(
     step: Step,
     state: State,
@@ -100,7 +103,7 @@ def _left_to_right(
     lengths = torch.zeros_like(start, dtype=torch.long)
     scores = torch.zeros_like(start, dtype=torch.float32)
     running = torch.ones_like(start, dtype=torch.bool)
-    token, n = start, 0
+    token, n, look_every = start, 0, _LOOK_EVERY.get(start.device.type, 16)
     while n < max_new_tokens and len(start):
         log_probs, state = _log_probs(step, token, state, stop_id)
         token = pick(log_probs)
@@ -111,10 +114,10 @@ def _left_to_right(
         n += 1
         if stop_id is not None:
             running &= token != stop_id
-            if not running.any():  # the one wait for the device
+            if n % look_every == 0 and not running.any():  # the one wait for the device
                 break
     _refuse(scores.isnan())
-    return Decoded(ids[:, :n], scores, lengths)
+    return Decoded(ids[:, : lengths.max() if n else 0], scores, lengths)
 
 # %% ../nbs/04_decoding.ipynb #453c18b1
 @torch.no_grad()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'NORMS', 'sinusoidal_positions', 'Positions', 'BlockConfig', 'FeedForward', 'Sublayer', 'BlockCache',
-           'Block', 'Stack', 'TransformerConfig', 'Embedding', 'TransformerState', 'Transformer',
-           'smoothed_cross_entropy']
+           'Block', 'Stack', 'TransformerConfig', 'Embedding', 'initialise_normal', 'TransformerState', 'Transformer',
+           'check_ids', 'smoothed_cross_entropy']
 
 # %% ../nbs/06_transformer.ipynb #8cea2d90
 import math
@@ -55,10 +55,13 @@ class Positions(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n d"], start: int | Int[Tensor, "b"] = 0
     ) -> Float[Tensor, "b n d"]:
-        """`start` is the place of the first vector, for all rows or for each."""
-        if self.table is not None and isinstance(start, Tensor):
-            places = torch.arange(x.shape[1], device=x.device) + rearrange(start, "b -> b 1")
-            return x + self.table[places.clamp(min=0)]  # below 0: padding before the text
+        """`start` is the place of the first vector, one for all rows or one for each.
+
+        Of a row that begins before place 0, what stands there is padding and gets any vector.
+        """
+        if isinstance(start, Tensor):
+            places = rearrange(start, "b -> b 1") + torch.arange(x.shape[1], device=x.device)
+            return x if self.table is None else x + self.table[places.clamp(min=0)]
         stop = start + x.shape[1]
         if stop > self.max_len:
             raise ValueError(
@@ -348,8 +351,13 @@ def _initialise(model: "Transformer") -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+# %% ../nbs/06_transformer.ipynb #31ab6469
+@torch.no_grad()
 def initialise_normal(module: nn.Module, std: float = 0.02) -> None:
-    """Matrices and embeddings from a normal distribution, biases zero, norms one, as GPT and BERT begin."""
+    """Matrices and embeddings from N(0, std²), biases zero, gains of norms one.
+
+    Radford et al. 2018, section 4.1; Devlin et al. 2019, in their code.
+    """
     for part in module.modules():
         if isinstance(part, (nn.LayerNorm, nn.RMSNorm)):
             part.reset_parameters()
@@ -457,10 +465,14 @@ class Transformer(nn.Module):
 
 
 def check_ids(name: str, ids: Tensor, vocab_size: int, rows: int | None = None) -> None:
+    """Raise ValueError unless `ids` are token ids of shape b n, b being `rows` if given.
+
+    Whether they lie in the vocabulary is asked on the CPU alone: elsewhere the answer costs a wait.
+    """
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} is {ids.dtype}; it must hold token ids, try {name}.long()")
     if ids.ndim != 2 or ids.numel() == 0 or rows not in (None, len(ids)):
-        rows = "b >= 1" if rows is None else f"b = {rows} as in src"
+        rows = "b >= 1" if rows is None else f"b = {rows}"
         raise ValueError(
             f"{name} of shape {tuple(ids.shape)} must be (b, n) with {rows} and n >= 1"
         )

@@ -11,3 +11,8 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def pytest_collection_modifyitems(items):
+    "What takes longest begins first, so that no process is left waiting for it at the end."
+    items.sort(key=lambda item: item.path.name != "test_wheel.py")

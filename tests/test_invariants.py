@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from beartype import beartype
 from einops import rearrange
-from jaxtyping import Bool, Float, Int, TypeCheckError, jaxtyped
+from jaxtyping import Float, TypeCheckError, jaxtyped
 from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -26,39 +26,17 @@ from torch.testing import assert_close
 
 from annotated_nlp import attention
 from annotated_nlp.attention import KVCache, dot_product_attention
+from annotated_nlp.bert import BertConfig, BertForMaskedLM
+from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
-from annotated_nlp.transformer import Block, Embedding, FeedForward, Positions, Stack, Transformer, TransformerConfig
+from annotated_nlp.transformer import Block, FeedForward, Positions, Stack, Transformer, TransformerConfig
 
 V, LENGTHS, TARGET = 20, [7, 4, 6, 2], 9  # vocabulary; real source tokens of each row; target tokens of every row
 SIDE = 8  # of a square image
 
-# Stand-ins for chapters to come, until their models take these lines: the same blocks with another entrance.
+# A stand-in for a chapter to come, until its model takes this line: the same blocks with another entrance.
 
 checked = jaxtyped(typechecker=beartype)
-
-
-class Reader(nn.Module):
-    "An encoder alone, as BERT is."
-
-    def __init__(self, config):
-        super().__init__()
-        self.embedding, self.stack = Embedding(config, V), Stack(config, config.n_layers)
-
-    @checked
-    def forward(self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b n d"]:
-        return self.stack(self.embedding(ids), mask)
-
-
-class Writer(nn.Module):
-    "A decoder alone, as GPT is."
-
-    def __init__(self, config):
-        super().__init__()
-        self.embedding, self.stack = Embedding(config, V), Stack(config, config.n_layers, causal=True)
-
-    @checked
-    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
-        return self.embedding.logits(self.stack(self.embedding(ids)))
 
 
 class Viewer(nn.Module):
@@ -81,6 +59,27 @@ def transformer_(model=Transformer, **settings):
         return model(TransformerConfig(**sizes | settings | changes))
 
     return build
+
+
+def loud(model):
+    "Matrices ten times as large as GPT and BERT begin with, so that what happens shows."
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(10 if p.ndim > 1 else 1)
+    return model
+
+
+def gpt_(kind):
+    sizes = dict(vocab_size=V, d_model=32, n_heads=4, n_layers=2, max_len=24, dropout=0.0)
+    return lambda **changes: loud(GPT(kind(**sizes | changes)))
+
+
+def bert_(positions="learned", **changes):
+    sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
+    model = loud(BertForMaskedLM(BertConfig(**sizes | changes)))
+    if positions == "none":
+        nn.init.zeros_(model.bert.embedding.positions.table)
+    return model
 
 
 def seq2seq_(*attention, **settings):
@@ -110,18 +109,20 @@ class Case(NamedTuple):
 
 translator = partial(Case, takes="pair", start=lambda model, x: model.start(x["src"], x["src_mask"]))
 rnn = partial(translator, compiles=False, empty_rows=False)
+writer = partial(Case, takes="prefix", start=lambda model, x: model.start(x["ids"][:, :0]))
 MODELS = [
     translator("transformer", transformer_(), unordered=True),
     translator("transformer-modern", transformer_(**MODERN), unordered=True),
     rnn("seq2seq-lstm", seq2seq_()),
     rnn("seq2seq-gru", seq2seq_(cell="gru")),
     rnn("seq2seq-attention", seq2seq_(dot_product_attention)),
-    Case("reader", transformer_(Reader, activation="gelu"), "text", unordered=True),
-    Case("writer", transformer_(Writer, activation="gelu_tanh", norm_first=True, positions="learned"), "prefix"),
+    writer("gpt1", gpt_(GPTConfig.gpt1)),
+    writer("gpt2", gpt_(GPTConfig.gpt2)),
+    Case("bert", bert_, "text", unordered=True),
     Case("viewer", transformer_(Viewer, activation="gelu", norm_first=True), "images"),
 ]
 FIRST = MODELS[0]._replace(build=transformer_(n_layers=1))  # the one that is broken on purpose below
-READER = Case("reader", transformer_(Reader), "text")  # and a smaller one, where compiling takes seconds
+READER = Case("bert", bert_, "text")  # and a smaller one, where compiling takes seconds
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
 
 
