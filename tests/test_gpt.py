@@ -18,6 +18,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadMo
 
 import messages
 import test_invariants
+from parity import DEVICES, GPU, close, lengths
 from annotated_nlp import gpt
 from annotated_nlp.attention import KVCache
 from annotated_nlp.decoding import beam_search, greedy
@@ -38,8 +39,6 @@ ODD = {  # their configurations, each strange in its own way
 }
 ALL, LARGE = pytest.mark.parametrize("name", ODD), pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
 BOTH = pytest.mark.parametrize("kind", KINDS)
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
 
 
 @pytest.fixture(autouse=True)
@@ -80,16 +79,6 @@ def small(kind="gpt2", loud=0.3, **changes):
         for p in model.parameters():
             p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
     return model
-
-
-def lengths(*sizes):
-    return torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def close(found, wanted, tolerance=1e-5, name=""):
-    "To `tolerance` of the largest entry."
-    assert found.dtype == wanted.dtype
-    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}

@@ -19,6 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 
 import messages
 import test_invariants
+from parity import DEVICES, GPU, close, lengths
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.decoding import beam_search
 from annotated_nlp.t5 import (
@@ -61,8 +62,6 @@ VERSIONS, EVERY = pytest.mark.parametrize("version", OURS), pytest.mark.parametr
 LARGE = pytest.mark.parametrize("std", [None, 0.3], ids=["their start", "large weights"])
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +98,6 @@ def small(version="1.0", loud=0.3, **changes):
         for p in model.parameters():
             p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
     return model
-
-
-def lengths(*sizes, width=None):
-    return torch.arange(width or max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def close(found, wanted, tolerance=1e-5, name=""):
-    "To `tolerance` of the largest entry."
-    assert found.dtype == wanted.dtype
-    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 def batch(c, m=37, n=23):

@@ -10,6 +10,7 @@ from functools import partial
 import messages
 import pytest
 import test_invariants
+from parity import GPU, close
 import torch
 import torch.nn.functional as F
 import transformers
@@ -50,7 +51,6 @@ EVERY = pytest.mark.parametrize("odd", ODD)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
 LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.fixture(autouse=True)
@@ -88,12 +88,6 @@ def small(model=ViT, loud=0.3, **changes):
 def images_(config, height=None, width=None, b=4):
     c = getattr(config, "num_channels", None) or config.n_channels
     return torch.randn(b, c, height or config.image_size, width or height or config.image_size)
-
-
-def close(found, wanted, tolerance=1e-5, name=""):
-    "To `tolerance` of the largest entry."
-    assert found.dtype == wanted.dtype
-    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
 
 
 def outputs(model, images):

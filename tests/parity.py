@@ -1,0 +1,19 @@
+"What the tests share that hold a model against another implementation."
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
+
+
+def lengths(*sizes, width=None):
+    "A mask whose rows begin with that many real tokens."
+    return torch.arange(width or max(sizes)) < torch.tensor(sizes)[:, None]
+
+
+def close(found, wanted, tolerance=1e-5, name=""):
+    "To `tolerance` of the largest entry."
+    assert found.dtype == wanted.dtype
+    assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
