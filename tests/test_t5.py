@@ -768,6 +768,12 @@ def written(src=None, new=3, **options):
     return small().generate(ids_(2, 5) if src is None else src, new, **options)
 
 
+def twice_larger():
+    model = small()
+    with larger_steps(model):
+        larger_steps(model).__enter__()
+
+
 def drawn(objective="random spans", tokens=range(9), **changes):
     return draw_example(objective, tokens, **dict(mask=-1, sentinels=[10, 11, 12], vocabulary=[7]) | changes)
 
@@ -811,6 +817,8 @@ def test_bad_settings(changes, words, unchecked):
     (lambda: written(beam=0), ["beam"]),
     (lambda: written(temperature=-1.0), ["temperature", "-1"]),
     (lambda: written(stop_id=29), ["stop_id=29", "29"]),
+    (lambda: written(stop_id=-1), ["stop_id=-1"]),
+    (lambda: written(stop_id=1.5), ["stop_id=1.5"]),
     (lambda: written(src_mask=FLAG.long()), ["src_mask", "int64"]),
     (lambda: small().start(ids_(2, 5), max_len=0), ["max_len=0"]),
     (lambda: small().step(ids_(3), small().start(ids_(2, 5))), ["ids", "(3,)", "2"]),
@@ -845,6 +853,17 @@ def test_bad_settings(changes, words, unchecked):
     (lambda: infilling_spans(0), ["n=0"]),
     (lambda: infilling_spans(9, mean_span=0.0), ["mean_span=0.0"]),
     (lambda: infilling_spans(9, 0.0), ["rate=0.0"]),
+    (lambda: infilling_spans(2.5), ["n=2.5"]),
+    (lambda: span_noise(2.5), ["n=2.5"]),
+    (lambda: iid_noise(-1), ["n=-1"]),
+    (lambda: replace_spans("abc", [True, False, True], "XXX"), ["sentinels", "twice"]),
+    (lambda: replace_spans(torch.arange(3), [True, False, True], [0, 8, 9]), ["tokens", "tolist"]),
+    (lambda: drawn("BERT-style", vocabulary=[]), ["vocabulary"]),
+    # distances
+    (lambda: relative_buckets(torch.arange(3), 2), ["n_buckets=2", "4"]),
+    (lambda: relative_buckets(torch.arange(3), 1, causal=True), ["n_buckets=1", "2"]),
+    (lambda: relative_buckets(torch.arange(3), 32, 8), ["max_distance=8", "8"]),
+    (lambda: twice_larger(), ["larger steps already"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_bad_calls(call, words, unchecked):
     with pytest.raises((ValueError, TypeError), match=says(*words)):
