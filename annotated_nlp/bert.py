@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
 from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
-from .transformer import check_ids, initialise_normal
+from .transformer import check_counts, check_ids, initialise_normal
 
 # %% ../nbs/09_bert.ipynb #c613544d
 class Packed(NamedTuple):
@@ -77,9 +77,8 @@ class BertConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("vocab_size", "max_len", "n_layers", "n_segments", "n_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        names = "vocab_size", "max_len", "n_layers", "n_segments", "n_classes"
+        check_counts(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def base(cls, **changes) -> "BertConfig":

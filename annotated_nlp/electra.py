@@ -8,6 +8,7 @@ __all__ = ['ElectraConfig', 'ElectraEmbedding', 'Electra', 'GeneratorHead', 'Ele
            'electra_loss', 'ClassificationHead', 'ElectraForSequenceClassification', 'ElectraForTokenClassification']
 
 # %% ../nbs/10_electra.ipynb #69a63b09
+import math
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from .bert import Bert, BertConfig, BertEmbedding, Masked
 from .checkpoints import Layout, Pretrained
-from .transformer import ACTIVATIONS, NORMS, Stack, initialise_normal
+from .transformer import ACTIVATIONS, NORMS, Stack, check_counts, initialise_normal
 
 # %% ../nbs/10_electra.ipynb #1941642b
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,7 @@ class ElectraConfig(BertConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.d_embedding < 1:
-            raise ValueError(f"d_embedding={self.d_embedding} must be at least 1")
+        check_counts(d_embedding=self.d_embedding)
 
     @classmethod
     def small(cls, **changes) -> "ElectraConfig":
@@ -61,8 +61,8 @@ class ElectraConfig(BertConfig):
         Table 6: 1/4 for small and large, 1/3 for base. Raises ValueError for a `share` that
         isn't above 0 and at most 1.
         """
-        if not 0 < share <= 1:
-            raise ValueError(f"share={share} must be above 0 and at most 1")
+        if not (isinstance(share, Real) and 0 < share <= 1):
+            raise ValueError(f"share={share!r} must be a number above 0 and at most 1")
         width, heads, d_ff = (
             max(1, round(share * size)) for size in (self.d_model, self.n_heads, self.d_ff)
         )
@@ -192,6 +192,17 @@ class Replaced(NamedTuple):
     replaced: Bool[Tensor, "b n"]
 
 
+def _check_places(ids: Tensor, **places: Tensor) -> None:
+    if ids.is_floating_point():
+        raise ValueError(f"ids is {ids.dtype}; it must hold token ids, try ids.long()")
+    for name, place in places.items():
+        if place.dtype != torch.bool or place.shape != ids.shape:
+            raise ValueError(
+                f"{name} is {place.dtype} of shape {tuple(place.shape)}; it must be boolean, of "
+                f"ids' shape {tuple(ids.shape)}"
+            )
+
+
 @torch.no_grad()
 def replace_pieces(
     ids: Int[Tensor, "b n"],
@@ -204,19 +215,21 @@ def replace_pieces(
 
     A drawn piece that is the original counts as original. No gradient passes. Clark et al.
     2020, section 2. Raises ValueError for wrong shapes and dtypes, and on the CPU for another
-    number of rows than chosen places.
+    number of rows than chosen places and for logits that are no distribution.
     """
-    if chosen.dtype != torch.bool or chosen.shape != ids.shape:
-        raise ValueError(
-            f"chosen is {chosen.dtype} of shape {tuple(chosen.shape)}; it must be boolean, of "
-            f"ids' shape {tuple(ids.shape)}"
-        )
+    _check_places(ids, chosen=chosen)
     if logits.ndim != 2 or logits.device.type == "cpu" and len(logits) != chosen.sum():
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} must be (k, v), one row for each of the k "
             "places that are chosen"
         )
-    drawn = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)
+    chances = logits.float().softmax(-1)
+    if chances.device.type == "cpu" and chances.isnan().any():
+        raise ValueError(
+            "logits has a row with NaN or +inf, or with -inf for every piece: there is nothing to "
+            "draw from; look for an overflow in the generator, or drop the row"
+        )
+    drawn = torch.multinomial(chances, 1, generator=generator)
     corrupted = ids.masked_scatter(chosen, drawn.to(ids.dtype))
     return Replaced(corrupted, corrupted != ids)
 
@@ -235,11 +248,17 @@ class ElectraPair(nn.Module):
 
     From here on the generator reads by the discriminator's embedding, but for its own
     projection; each of the two can still be saved by itself. Raises ValueError where their
-    embeddings have not the same form.
+    embeddings have not the same form, TypeError for models of another class.
     """
 
     def __init__(self, generator: ElectraForMaskedLM, discriminator: ElectraForPreTraining):
         super().__init__()
+        for wanted, name, model in (
+            (ElectraForMaskedLM, "generator", generator),
+            (ElectraForPreTraining, "discriminator", discriminator),
+        ):
+            if not isinstance(model, wanted):
+                raise TypeError(f"{name} is {type(model).__name__}, give {wanted.__name__}")
         for name in "vocab_size max_len n_segments d_embedding norm bias eps".split():
             one, other = getattr(generator.config, name), getattr(discriminator.config, name)
             if one != other:
@@ -289,11 +308,25 @@ def electra_loss(
 ) -> ElectraLoss:
     """MLM + `weight` · RTD, in nats: means over chosen places and over all real pieces.
 
-    Clark et al. 2020, section 2 and appendix A. Zero where there is nothing to be asked.
+    Clark et al. 2020, section 2 and appendix A. Zero where there is nothing to be asked. Raises
+    ValueError for wrong shapes and dtypes, a negative `weight`, and on the CPU for other places
+    than those that were judged.
     """
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    _check_places(ids, chosen=chosen, mask=real)
+    if judged.ids.shape != ids.shape:
+        raise ValueError(
+            f"judged.ids of shape {tuple(judged.ids.shape)} must have ids' shape {tuple(ids.shape)}"
+        )
+    if ids.device.type == "cpu" and len(judged.pieces) != chosen.sum():
+        raise ValueError(
+            f"judged.pieces has {len(judged.pieces)} rows, chosen {chosen.sum()} places: give the "
+            "places that the generator has filled"
+        )
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"weight={weight} must be at least 0 and finite")
     mlm = F.cross_entropy(judged.pieces, ids[chosen], reduction="sum")
     mlm = mlm / chosen.sum().clamp(min=1)
-    real = torch.ones_like(chosen) if mask is None else mask
     labels = judged.replaced.to(judged.logits.dtype)
     rtd = F.binary_cross_entropy_with_logits(judged.logits, labels, reduction="none")
     rtd = rtd.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)

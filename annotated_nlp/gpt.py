@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
-from .decoding import greedy, sample
+from .decoding import evaluating, greedy, sample
 from .transformer import BlockCache, BlockConfig, Positions, Stack
-from .transformer import check_ids, initialise_normal
+from .transformer import check_counts, check_ids, initialise_normal
 
 # %% ../nbs/08_gpt.ipynb #1b6f46e0
 # d_model, layers, heads
@@ -29,12 +29,6 @@ GPT3_SIZES = {
     "1.3B": (2048, 24, 24, 128), "2.7B": (2560, 32, 32, 80), "6.7B": (4096, 32, 32, 128),
     "13B": (5140, 40, 40, 128), "175B": (12288, 96, 96, 128),
 }
-
-
-def _positive(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r} must be an integer of at least 1")
 
 
 def _size(size: str, sizes: dict) -> tuple[int, ...]:
@@ -67,8 +61,8 @@ class GPTConfig(BlockConfig):
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        _positive(vocab_size=self.vocab_size, max_len=self.max_len)
-        _positive(n_layers=self.n_layers, n_classes=self.n_classes)
+        check_counts(vocab_size=self.vocab_size, max_len=self.max_len)
+        check_counts(n_layers=self.n_layers, n_classes=self.n_classes)
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":
@@ -194,7 +188,7 @@ class GPT(Pretrained, nn.Module):
         here is the prefix. Call `eval()` first, or dropout acts.
         """
         max_len = self.config.max_len if max_len is None else max_len
-        _positive(max_len=max_len)
+        check_counts(max_len=max_len)
         if padding is not None:
             _check_counts("padding", padding, len(ids))
         state = GPTState(self.stack.new_caches(len(ids), max_len), 0, padding)
@@ -231,7 +225,7 @@ class GPT(Pretrained, nn.Module):
         the model has places for.
         """
         check_ids("ids", ids, self.config.vocab_size)
-        _positive(max_new_tokens=max_new_tokens)
+        check_counts(max_new_tokens=max_new_tokens)
         places = ids.shape[1] - 1 + max_new_tokens  # the last token is written and never read
         if places > self.config.max_len:
             raise ValueError(
@@ -242,18 +236,13 @@ class GPT(Pretrained, nn.Module):
         # Not a view, for which a compiled step would be compiled once more.
         last = prompt[:, -1].clone(memory_format=torch.contiguous_format)
         rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=stop_id or 0)
-        modes = {part: part.training for part in self.modules()}
-        self.eval()
-        try:
+        with evaluating(self):
             state = self.start(prompt[:, :-1], padding, places)
             if temperature == 0:
                 new = greedy(self.step, state, last, **rules)
             else:
                 cuts = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                 new = sample(self.step, state, last, **rules, **cuts)
-        finally:
-            for part, training in modes.items():
-                part.training = training
         return torch.cat([ids, new.ids], dim=1)
 
     def _embed(self, ids: Tensor, start: int | Tensor) -> Tensor:

@@ -26,8 +26,8 @@ from torch.nn.utils import parametrize
 
 from .attention import Attention
 from .checkpoints import Layout, Pretrained
-from .decoding import beam_search, greedy, sample
-from .transformer import BlockCache, BlockConfig, Stack, check_ids
+from .decoding import beam_search, evaluating, greedy, sample
+from .transformer import BlockCache, BlockConfig, Stack, check_counts, check_ids
 
 # %% ../nbs/11_t5.ipynb #ad78381e
 class Example(NamedTuple):
@@ -38,6 +38,8 @@ class Example(NamedTuple):
 
 # %% ../nbs/11_t5.ipynb #9a0ea11c
 def _fits(tokens: Sequence, **choices: Sequence) -> None:
+    if isinstance(tokens, Tensor):  # its entries equal no sentinel
+        raise TypeError("tokens is a tensor; give a list, tokens.tolist()")
     if not len(tokens):
         raise ValueError("tokens is empty: drop texts without tokens")
     for name, choice in choices.items():
@@ -52,10 +54,12 @@ def replace_spans(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) 
     """Each run of noise becomes one sentinel, and is written out behind it; one more ends it.
 
     Raffel et al. 2020, figure 2. Tokens are ids or words. Raises ValueError for a text
-    without tokens, for one that holds a sentinel, and for more runs than there are sentinels
-    for.
+    without tokens, for one that holds a sentinel, for a sentinel given twice, and for more runs
+    than there are sentinels for.
     """
     _fits(tokens, noise=noise)
+    if len(set(sentinels)) < len(sentinels):
+        raise ValueError("sentinels holds one of them twice: give each gap a name of its own")
     if reserved := set(sentinels).intersection(tokens):
         raise ValueError(
             f"tokens holds the sentinel {min(reserved)!r}: give sentinels that no text uses"
@@ -121,8 +125,9 @@ def span_noise(
     (0, 1], `mean_span` below 1 and no tokens.
     """
     _share(rate)
-    if n < 1 or not mean_span >= 1:
-        raise ValueError(f"n={n} and mean_span={mean_span} must be at least 1")
+    check_counts(n=n)
+    if not mean_span >= 1:
+        raise ValueError(f"mean_span={mean_span} must be at least 1")
     hidden = max(min(round(rate * n), n - 1), 1)
     runs = max(min(round(hidden / mean_span), n - hidden + 1), 1)
     noise = _partition(hidden, runs, generator)
@@ -141,6 +146,7 @@ def iid_noise(
 ) -> list[bool]:
     """Which of `n` tokens are noise: each with probability `rate`, for itself."""
     _share(rate)
+    check_counts(0, n=n)
     return (torch.rand(n, generator=generator) < rate).tolist()
 
 # %% ../nbs/11_t5.ipynb #bf5704b0
@@ -228,6 +234,8 @@ def draw_example(
     3.3.1). Raises ValueError for an unknown objective, and as the functions of the seven do.
     """
     _fits(tokens)
+    if objective == "BERT-style" and not len(vocabulary):
+        raise ValueError("vocabulary is empty: give the tokens that may be swapped in")
     n = len(tokens)
 
     def draw(below: int) -> int:
@@ -316,10 +324,9 @@ def infilling_spans(
     outside (0, 1], a `mean_span` not above 0 and no tokens.
     """
     _share(rate)
-    if n < 1 or not 0 < mean_span < math.inf:
-        raise ValueError(
-            f"n={n} must be at least 1, mean_span={mean_span} above 0 and finite"
-        )
+    check_counts(n=n)
+    if not 0 < mean_span < math.inf:
+        raise ValueError(f"mean_span={mean_span} must be above 0 and finite")
     left, lengths = round(rate * n), []
     while left > 0:
         length = int(torch.poisson(torch.tensor(float(mean_span)), generator=generator))
@@ -350,14 +357,21 @@ def relative_buckets(
 
     Half of the buckets are for one distance each, the others grow with the logarithm, and the
     last holds all from `max_distance` on. Both sides have buckets of their own; `causal`: all
-    are for keys before the query. Raffel et al. 2020, section 2.1, and their code.
+    are for keys before the query. Raffel et al. 2020, section 2.1, and their code. Raises
+    ValueError for fewer than two buckets a side, and for a `max_distance` that has one of its own.
     """
+    check_counts(2 if causal else 4, n_buckets=n_buckets)
     if causal:
         side, distance = 0, (-offsets).clamp(min=0)
     else:
         n_buckets //= 2
         side, distance = n_buckets * (offsets > 0), offsets.abs()
     exact = n_buckets // 2
+    if max_distance <= exact:
+        raise ValueError(
+            f"max_distance={max_distance} must be above {exact}, the distances that have a bucket "
+            "of their own"
+        )
     growth = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = exact + (growth * (n_buckets - exact)).to(offsets.dtype)
     return side + torch.where(distance < exact, distance, far.clamp(max=n_buckets - 1))
@@ -417,11 +431,9 @@ class T5Config(BlockConfig):
                 self, "n_decoder_layers", self.n_layers
             )  # the dataclass is frozen
         super().__post_init__()
-        for name, least in dict(
-            vocab_size=1, n_layers=1, n_decoder_layers=1, n_buckets=4
-        ).items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_counts(vocab_size=self.vocab_size, n_layers=self.n_layers)
+        check_counts(n_decoder_layers=self.n_decoder_layers)
+        check_counts(4, n_buckets=self.n_buckets)
         if self.max_distance <= self.n_buckets // 2:
             raise ValueError(
                 f"max_distance={self.max_distance} must be above n_buckets / 2 = "
@@ -610,8 +622,7 @@ class T5(Pretrained, nn.Module):
 
         Call `eval()` first, or dropout acts on what is written.
         """
-        if max_len < 1:
-            raise ValueError(f"max_len={max_len} must be at least 1")
+        check_counts(max_len=max_len)
         memory, mask = self.encode(src, src_mask)
         caches = self.decoder.new_caches(len(src), max_len, memory)
         return T5State(caches, mask, self.decoder_bias.line(1 - max_len, 0), 0)
@@ -668,17 +679,14 @@ class T5(Pretrained, nn.Module):
             raise ValueError(
                 f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing"
             )
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1"
-            )
-        c, modes = self.config, {part: part.training for part in self.modules()}
+        check_counts(max_new_tokens=max_new_tokens)
+        c = self.config
         stop_id = c.eos_id if stop_id is None else stop_id
-        if not 0 <= stop_id < c.vocab_size:
+        check_counts(0, stop_id=stop_id)
+        if stop_id >= c.vocab_size:
             raise ValueError(f"stop_id={stop_id} must be a token, vocab_size={c.vocab_size}")
         rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=c.pad_id)
-        self.eval()
-        try:
+        with evaluating(self):
             state = self.start(src, src_mask, max_new_tokens)
             first = torch.full_like(src[:, 0], c.pad_id)
             if temperature != 0:
@@ -692,9 +700,6 @@ class T5(Pretrained, nn.Module):
                 self.step, state, first, beam=beam, length_penalty=length_penalty, **rules
             )
             return found.ids[:, 0, : int(found.lengths[:, 0].max())]
-        finally:
-            for part, training in modes.items():
-                part.training = training
 
 # %% ../nbs/11_t5.ipynb #81470056
 class _Times(nn.Module):
@@ -717,10 +722,12 @@ def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
 
     The model computes what it did. Adafactor, with which Raffel et al. 2020 trained, takes
     steps in proportion to a matrix's size (Shazeer and Stern 2018, section 8). Raises
-    ValueError for a `factor` not above 0.
+    ValueError for a `factor` not above 0, and within another such block.
     """
     if not 0 < factor < math.inf:
         raise ValueError(f"factor={factor} must be above 0 and finite")
+    if parametrize.is_parametrized(model.tokens):
+        raise ValueError("model has larger steps already: drop the inner of the two blocks")
     parts = model.tokens, model.encoder_bias.table, model.decoder_bias.table
     for part in parts:
         parametrize.register_parametrization(part, "weight", _Times(factor))

@@ -8,7 +8,7 @@ __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_plac
 
 # %% ../nbs/12_vit.ipynb #35580ca4
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
-from .transformer import BlockConfig, Stack, initialise_normal
+from .transformer import BlockConfig, Stack, check_counts, initialise_normal
 
 # %% ../nbs/12_vit.ipynb #9ebb6279
 def to_patches(
@@ -32,6 +32,11 @@ def to_patches(
     In it come the first channel's rows, then the next one's, as in a convolution's weights.
     Dosovitskiy et al. 2021, section 3.1. Raises ValueError for images that can't be cut so.
     """
+    check_counts(size=size)
+    if images.ndim != 4:
+        raise ValueError(
+            f"images of shape {tuple(images.shape)} must be (b, channels, height, width)"
+        )
     height, width = images.shape[-2:]
     if height % size or width % size or not images.numel():
         raise ValueError(
@@ -65,9 +70,8 @@ class ViTConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("image_size", "patch_size", "n_channels", "n_classes", "n_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        names = "image_size", "patch_size", "n_channels", "n_classes", "n_layers"
+        check_counts(**{name: getattr(self, name) for name in names})
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}"
@@ -143,7 +147,7 @@ def interpolate_places(
     Section 3.2. Raises ValueError for places that are no square.
     """
     side = math.isqrt(places.shape[1])
-    if side**2 != places.shape[1] or height < 1 or width < 1:
+    if side**2 != places.shape[1] or side < 1 or height < 1 or width < 1:
         raise ValueError(
             f"{places.shape[1]} places to {height} by {width}: the places must be those of a "
             "square grid, without the class token's, and height and width at least 1"
@@ -263,6 +267,17 @@ class DeiT(ViT):
         return self.head(states[:, 0]), self.distillation_head(states[:, 1])
 
 # %% ../nbs/12_vit.ipynb #6695474d
+def _check_heads(heads: Sequence[Tensor], teacher: Tensor) -> None:
+    if isinstance(heads, Tensor):  # its rows would be taken for heads
+        raise TypeError("heads is one tensor; give two, such as model.heads(images)")
+    shapes = [tuple(x.shape) for x in (*heads, teacher)]
+    if len(shapes) != 3 or len(set(shapes)) > 1 or teacher.ndim != 2 or not len(teacher):
+        raise ValueError(
+            f"heads and teacher have the shapes {shapes}: they must be two heads and a teacher, "
+            "all of one shape (b, c) with b >= 1"
+        )
+
+
 def soft_distillation(
     heads: tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]],
     labels: Int[Tensor, "b"] | Float[Tensor, "b c"],
@@ -274,9 +289,11 @@ def soft_distillation(
 
     The mean over b, in nats. `heads` are both heads' logits, or one's twice for a student
     without the second token; `teacher` are logits. Hinton et al. 2015; Touvron et al. 2021,
-    equation 2. Raises ValueError for a `temperature` or `weight` out of range.
+    equation 2. Raises ValueError for a `temperature` or `weight` out of range and for shapes that
+    don't fit, TypeError for one tensor as `heads`.
     """
-    if not temperature > 0 or not 0 <= weight <= 1:
+    _check_heads(heads, teacher)
+    if not 0 < temperature < math.inf or not 0 <= weight <= 1:
         raise ValueError(
             f"temperature={temperature} must be positive, weight={weight} between 0 and 1"
         )
@@ -293,13 +310,22 @@ def hard_distillation(
 ) -> Float[Tensor, ""]:
     """The class head learns the labels, the other the teacher's decision.
 
-    The mean over b, in nats. Arguments as in `soft_distillation`. Touvron et al. 2021,
+    The mean over b, in nats. Arguments and errors as in `soft_distillation`. Touvron et al. 2021,
     equation 3.
     """
+    _check_heads(heads, teacher)
     own, other = heads
     return (F.cross_entropy(own, labels) + F.cross_entropy(other, teacher.argmax(-1))) / 2
 
 # %% ../nbs/12_vit.ipynb #78c3a99c
+def _check_pictures(images: Tensor) -> None:
+    if images.ndim != 4 or not images.numel() or not images.is_floating_point():
+        raise ValueError(
+            f"images is {images.dtype} of shape {tuple(images.shape)}; it must be floats of shape "
+            "(b, channels, height, width), none of them 0: give images.float() / 255 for bytes"
+        )
+
+
 def random_affine(
     images: Float[Tensor, "b channels height width"],
     *,
@@ -312,10 +338,13 @@ def random_affine(
 
     By an angle in [-`degrees`, `degrees`], in each direction by up to the part `shift` of the
     image, and by a factor in [1 - `scale`, 1 + `scale`]. Raises ValueError for a `scale` of 1
-    or more.
+    or more, an infinite angle or shift, and images that are no floats of that shape.
     """
+    _check_pictures(images)
     if not 0 <= scale < 1:
         raise ValueError(f"scale={scale} must be at least 0 and below 1")
+    if not math.isfinite(degrees) or not math.isfinite(shift):
+        raise ValueError(f"degrees={degrees} and shift={shift} must be finite")
 
     def draw() -> Tensor:
         ones = torch.rand(len(images), generator=generator, device=images.device)
@@ -347,8 +376,22 @@ def mixup(
     """Each image with another one of the batch, in any share between 0 and 1.
 
     Both are added (Zhang et al. 2018, with α = 1), or with `cut` a rectangle of the one is
-    pasted into the other (CutMix, Yun et al. 2019). The targets hold the shares.
+    pasted into the other (CutMix, Yun et al. 2019). The targets hold the shares. Raises
+    ValueError for images as in `random_affine`, for labels that aren't one integer for each
+    image, and on the CPU for classes outside `n_classes`.
     """
+    _check_pictures(images)
+    check_counts(n_classes=n_classes)
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels is {labels.dtype} of shape {tuple(labels.shape)}; it must be integers of "
+            f"shape ({len(images)},), a class for each image"
+        )
+    if labels.device.type == "cpu" and not 0 <= labels.min() <= labels.max() < n_classes:
+        raise ValueError(
+            f"labels go from {labels.min()} to {labels.max()}; they must be classes, 0 to "
+            f"{n_classes - 1}"
+        )
     b, _, height, width = images.shape
 
     def draw() -> Tensor:
@@ -448,6 +491,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, n_channels: int, n_classes: int, width: int):
         super().__init__()
+        check_counts(n_channels=n_channels, n_classes=n_classes, width=width)
         sizes = [n_channels, width, width, 2 * width, 2 * width]
         layers = []
         for i, (before, after) in enumerate(zip(sizes, sizes[1:])):
@@ -472,10 +516,17 @@ def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor,
 
     `maps` are the weights of the layers, first to last, as `attention_maps` records them.
     Heads are averaged, and half of each layer is what passes by on the residual connection.
-    Abnar and Zuidema 2020, section 3. Raises ValueError without maps.
+    Abnar and Zuidema 2020, section 3. Raises ValueError without maps, and for maps that aren't
+    square and of one size; TypeError for a dictionary of them.
     """
+    if isinstance(maps, Mapping):
+        raise TypeError("maps is a dictionary; give a sequence, [*maps.values()]")
     if not len(maps):
         raise ValueError("maps is empty; give the weights of at least one layer")
+    shapes = [tuple(weights.shape) for weights in maps]
+    places = {shape[:1] + shape[2:] for shape in shapes if len(shape) == 4 and shape[2] == shape[3]}
+    if {len(shape) for shape in shapes} != {4} or len(places) != 1:
+        raise ValueError(f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n")
     flow = None
     for weights in maps:
         own = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)

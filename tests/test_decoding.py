@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from annotated_nlp import decoding
-from annotated_nlp.decoding import State, _best, beam_search, filter_logits, greedy, sample
+from annotated_nlp.decoding import State, _best, beam_search, evaluating, filter_logits, greedy, sample
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 
 END, START = 0, 1
@@ -676,3 +676,18 @@ def test_looking_seldom_changes_nothing_but_the_waits(monkeypatch, search, limit
     for one, other in zip(often, seldom):
         assert torch.equal(one, other)
     assert fewer <= waits and fewer <= 4 + limit // 16
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating(training):
+    "No part is in training within, each is as it was after, also where the block fails; a part used twice counts once."
+    dropout = nn.Dropout()
+    model = nn.Sequential(dropout, nn.Sequential(dropout, nn.Linear(2, 2))).train(training)
+    model[1][1].train(not training)
+    before = [part.training for part in model.modules()]
+    with evaluating(model):
+        assert not any(part.training for part in model.modules())
+    assert [part.training for part in model.modules()] == before
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        raise ZeroDivisionError
+    assert [part.training for part in model.modules()] == before

@@ -574,6 +574,10 @@ def together(**changes):
     return ElectraPair(small(ElectraForMaskedLM, **changes), small(ElectraForPreTraining))
 
 
+def asked(ids=IDS, chosen=FLAG, **changes):
+    return electra_loss(ids, chosen, together()(IDS, Masked(IDS, FLAG)), **changes)
+
+
 @pytest.mark.parametrize("call,words", [
     (lambda: whole(torch.full((2, 25), 5)), ["25", "max_len=24"]),
     *((partial(whole, IDS + 24, model=getattr(electra, name)), ["ids", "29"]) for name in HEADS),
@@ -585,7 +589,17 @@ def together(**changes):
     (lambda: whole(segments=FLAG.long()[:, :4]), ["segments", "(2, 4)", "(2, 5)"]),
     (lambda: whole(mask=FLAG.float()), ["mask", "float32", "bool"]),
     (lambda: whole(mask=FLAG[:1]), ["mask", "(1, 5)", "(2, 5)"]),
-    *((lambda share=share: ElectraConfig.small().generator(share), [f"share={share}"]) for share in (0, -0.5, 1.5, math.nan)),
+    *((lambda share=share: ElectraConfig.small().generator(share), [f"share={share!r}"]) for share in (0, -0.5, 1.5, math.nan, "1/4")),
+    (lambda: replace_pieces(IDS.float(), FLAG, torch.zeros(10, 29)), ["ids", "float32"]),
+    *((lambda bad=bad: replace_pieces(IDS, FLAG, torch.full((10, 29), bad)), ["logits", "NaN"]) for bad in (math.nan, math.inf, -math.inf)),
+    (lambda: asked(chosen=FLAG.long()), ["chosen", "int64", "bool"]),
+    (lambda: asked(mask=FLAG.long()), ["mask", "int64", "bool"]),
+    (lambda: asked(mask=FLAG[:, :4]), ["mask", "(2, 4)", "(2, 5)"]),
+    (lambda: asked(chosen=~FLAG), ["judged.pieces", "10 rows", "0 places"]),
+    (lambda: asked(ids=IDS[:1], chosen=FLAG[:1]), ["judged.ids", "(2, 5)", "(1, 5)"]),
+    (lambda: asked(weight=-1.0), ["weight=-1.0"]),
+    (lambda: asked(weight=math.nan), ["weight=nan"]),
+    (lambda: ElectraPair(small(ElectraForPreTraining), small(ElectraForMaskedLM)), ["generator", "ElectraForPreTraining", "ElectraForMaskedLM"]),
     (lambda: replace_pieces(IDS, FLAG.long(), torch.zeros(10, 29)), ["chosen", "int64", "bool"]),
     (lambda: replace_pieces(IDS, FLAG[:, :4], torch.zeros(8, 29)), ["chosen", "(2, 4)", "(2, 5)"]),
     (lambda: replace_pieces(IDS, FLAG, torch.zeros(9, 29)), ["logits", "(9, 29)", "chosen"]),

@@ -548,6 +548,7 @@ def test_bad_settings(kind, changes, words, unchecked):
 
 
 GOOD = torch.rand(2, 3, 12, 12)
+ROWS, ANSWERS = torch.rand(2, 5), torch.tensor([0, 1])
 
 
 @pytest.mark.parametrize("images,words", [
@@ -590,9 +591,31 @@ def test_autocast():
     (lambda: interpolate_places(torch.zeros(1, 10, 3), 4, 4), ["10", "square"]),
     (lambda: interpolate_places(torch.zeros(1, 9, 3), 0, 4), ["0 by 4"]),
     (lambda: to_patches(GOOD, 5), ["images", "(2, 3, 12, 12)", "5"]),
+    *((lambda size=size: to_patches(GOOD, size), [f"size={size}"]) for size in (0, -2, 1.5)),
+    (lambda: to_patches(GOOD[0], 2), ["images", "(3, 12, 12)"]),
+    (lambda: interpolate_places(torch.zeros(1, 0, 3), 4, 4), ["0 places", "square"]),
+    *((lambda lose=lose: lose(ROWS, ANSWERS, ROWS), ["heads", "two"]) for lose in (soft_distillation, hard_distillation)),
+    *((lambda lose=lose, heads=heads, teacher=teacher: lose(heads, ANSWERS, teacher), ["heads and teacher", "(b, c)"])
+      for lose in (soft_distillation, hard_distillation)
+      for heads, teacher in (((ROWS, ROWS), ROWS[:1]), ((ROWS, ROWS), ROWS[:, :4]), ((ROWS, ROWS[:, :4]), ROWS), ((ROWS,), ROWS), ((ROWS[:0],) * 2, ROWS[:0]))),
+    (lambda: soft_distillation((ROWS, ROWS), ANSWERS, ROWS, temperature=math.inf), ["temperature=inf"]),
+    *((lambda change=change, images=images: change(images), ["images", str(images.dtype), str(tuple(images.shape))])
+      for change in (random_affine, lambda images: mixup(images, ANSWERS, 3)) for images in (GOOD.byte(), GOOD[0], GOOD[:0])),
+    (lambda: random_affine(GOOD, degrees=math.nan), ["degrees=nan"]),
+    (lambda: random_affine(GOOD, shift=math.inf), ["shift=inf"]),
+    (lambda: mixup(GOOD, ANSWERS, 1), ["labels", "1", "0"]),
+    (lambda: mixup(GOOD, ANSWERS - 1, 3), ["labels", "-1", "2"]),
+    (lambda: mixup(GOOD, ANSWERS[:1], 3), ["labels", "(1,)", "(2,)"]),
+    (lambda: mixup(GOOD, ANSWERS.float(), 3), ["labels", "float32"]),
+    (lambda: mixup(GOOD, torch.eye(2).long(), 2), ["labels", "(2, 2)"]),
+    (lambda: mixup(GOOD, ANSWERS, 0), ["n_classes=0"]),
+    (lambda: attention_rollout({"a": torch.rand(1, 2, 3, 3)}), ["maps", "values()"]),
+    *((lambda sizes=sizes: attention_rollout([torch.rand(size) for size in sizes]), ["maps", "(b, h, n, n)"])
+      for sizes in ([(1, 2, 3, 4)], [(1, 3, 3)], [(1, 2, 3, 3), (1, 2, 4, 4)], [(1, 2, 3, 3), (1, 3, 3)])),
+    *((lambda name=name: ConvNet(**dict(n_channels=1, n_classes=3, width=4) | {name: 0}), [f"{name}=0"]) for name in ("n_channels", "n_classes", "width")),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_bad_calls(call, words, unchecked):
-    with pytest.raises(ValueError, match=says(*words)):
+    with pytest.raises((ValueError, TypeError), match=says(*words)):
         call()
 
 
