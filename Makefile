@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site test sync chapters lab-run jupyter gpu export clean
+.PHONY: help book site test sync chapters lab-run jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -36,13 +36,13 @@ ifeq ($(SERVE),1)
 	@$(BIN)/python -m tools.site serve --port $(PORT)
 endif
 
-site: .venv/.site
+site: .venv/.site  ## build the site and no more
 	@$(BIN)/python -m tools.site build
 
 test: .venv/.dev sync  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test
 
-sync: .venv/.dev
+sync: .venv/.dev  ## say which notebooks are not clean, and what is out of step with them
 	@$(BIN)/python -m tools.check sync
 
 chapters: .venv/.dev  ## run chapters and store what they print (NAMES="03_seq2seq 04_decoding"; all when none is named)
@@ -55,10 +55,14 @@ lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french
 jupyter: .venv/.dev  ## open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab nbs
 
-gpu: .venv/.dev  ## run the chapters and the tests marked gpu on a CUDA device
-	@$(BIN)/python -c 'import torch, sys; torch.cuda.is_available() or sys.exit("No CUDA device here: PyTorch " + torch.__version__ + " sees none. Nothing was run.")'
-	@$(BIN)/python -m pytest -m gpu
-	@$(BIN)/python -m tools.chapters
+gpu: .venv/.dev  ## on a CUDA device: the tests marked gpu, then chapters and laboratory, stored results skipped
+	@$(BIN)/python -m tools.gpu
+
+new-chapter: .venv/.dev  ## lay out a new chapter that runs and passes the tests of form (NAME=13_something)
+	@$(BIN)/python -m tools.new_chapter $(NAME)
+
+hooks: .venv/.dev  ## check at each commit that notebooks are clean, the package in sync and ruff content
+	@$(BIN)/pre-commit install
 
 export: .venv/.dev  ## write the package and the README from the notebooks, and clean the notebooks
 	@$(BIN)/python -m tools.check mend

@@ -43,9 +43,8 @@ def test_continuous_integration_calls_the_readme_command():
 
 
 def test_make_alone_explains_every_target():
-    "A target is either explained or only a step of one that is."
-    explained = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
-    assert TARGETS - explained == {"site", "sync"}
+    explained = set(re.findall(r"^([a-z-]+):.*## \S", MAKEFILE, re.MULTILINE))
+    assert TARGETS == explained
     assert re.search(r"^\.DEFAULT_GOAL := help$", MAKEFILE, re.MULTILINE)
 
 

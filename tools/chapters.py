@@ -31,8 +31,11 @@ def _without_debris(cell) -> None:
     cell.outputs = kept
 
 
-def run(path: Path) -> float:
-    "Execute the notebook at `path`, store its outputs, and give the seconds it took. A failing cell stores nothing."
+def run(path: Path, copy: Path | None = None) -> float:
+    """Execute the notebook at `path`, store its outputs, and give the seconds it took. A failing cell stores nothing.
+
+    With `copy`, the notebook stays as it is and the executed one is written there.
+    """
     nb = nbformat.read(path, as_version=4)
     client = NotebookClient(nb, timeout=None, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
                             resources={"metadata": {"path": str(path.parent)}})
@@ -43,8 +46,10 @@ def run(path: Path) -> float:
         if cell.cell_type == "code":
             _without_debris(cell)
     nb.metadata = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
-    nbformat.write(nb, path)
-    nbdev_clean(fname=str(path))
+    target = copy or path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, target)
+    nbdev_clean(fname=str(target))
     return seconds
 
 
