@@ -26,7 +26,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 .tools, .strip, .pair { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: end; margin-bottom: .6rem; }
 .strip { gap: .25rem; }
-.pair { align-items: start; }
+.pair { align-items: end; }
 .panel { flex: 1 1 9rem; max-width: 15rem; min-width: 0; }
 label { display: grid; font-size: .8em; max-width: 100%; }
 select, button { font: inherit; color: inherit; background: transparent; border: 1px solid var(--faint); border-radius: .3rem; min-height: 2.2rem; max-width: 100%; }
@@ -37,7 +37,7 @@ button[aria-disabled=true] { cursor: default; text-decoration: line-through; }
 :focus-visible { outline: 3px solid var(--blue); outline-offset: 1px; }
 p { margin: .2rem 0; font-size: .9em; }
 [role=status] { min-height: 3em; }
-.heads { display: grid; gap: 3px; margin-bottom: .6rem; max-width: 34rem; align-items: center; font-size: .7em; }
+.heads { display: grid; gap: 3px; margin-bottom: .6rem; max-width: 34rem; align-items: center; justify-content: start; font-size: .7em; }
 canvas { width: 100%; aspect-ratio: 1; image-rendering: pixelated; cursor: pointer; border: 1px solid var(--faint); }
 canvas.on { outline: 2px solid currentColor; }
 .token { display: flex; flex-direction: column; align-items: center; justify-content: end; min-width: 2.2rem; min-height: 2.2rem; padding: .15rem .3rem; border: 1px solid transparent; border-radius: .3rem; }
@@ -263,7 +263,7 @@ const build = (root, views) => {
     };
     const parts = [make("div", {class: "tools"}, ...(view.layers > 1 ? [menus.layer] : []), ...(view.heads > 1 ? [menus.head] : []))];
     if (view.layers * view.heads > 1) parts.push(make("div", {class: "heads", "aria-hidden": "true",
-      style: `grid-template-columns: auto repeat(${view.heads}, minmax(0, 4rem))`},
+      style: `grid-template-columns: max-content repeat(${view.heads}, minmax(0, 4rem))`},
       ...tiles.flatMap((row, layer) => [make("span", {}, layer + 1), ...row])));
     let asking;
     if (view.image) {
@@ -315,8 +315,9 @@ const build = (root, views) => {
       well.lastChild.style.height = `${3 * row[i]}rem`;
     });
     const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([weight]) => weight >= 0.005);
+    const name = text => view.image ? text : `\u201c${text.replaceAll("\\u2581", "\\u00b7")}\u201d`;
     const where = [view.layers > 1 && `layer ${now.layer + 1}`, view.heads > 1 && `head ${now.head + 1}`].filter(Boolean).join(", ");
-    said.textContent = `${where && `In ${where}, `}${view.queries[now.query]} looks at ${best.map(([weight, i]) => `${view.keys[i]} ${percent(weight)}`).join("; ") || "nothing"}.`;
+    said.textContent = `${where && `In ${where}, `}${name(view.queries[now.query])} looks at ${best.map(([weight, i]) => `${name(view.keys[i])} ${percent(weight)}`).join(", ") || "nothing"}.`;
   };
   if (views.length > 1) root.append(make("div", {class: "tools"}, menu("Example", views.map(([name]) => name), 0, i => { now.view = i; rebuild(); })));
   root.append(page, said);
@@ -416,7 +417,7 @@ const build = (root, views) => {
     const svg = draw("svg", {width: columns.at(-1), height: row * leaves + 8, "aria-hidden": "true"}, draw("circle", {cx: 8, cy: y(middle), r: 5}));
     groups = nodes.map(([word, parent, depth, at, score]) => {
       const from = parent ? nodes[parent - 1] : ["", 0, 0, middle], x = start(depth);
-      const left = parent ? x - 30 : 14;
+      const left = parent ? Math.min(x - 30, start(depth - 1) + 14 + 9 * from[0].length) : 14;
       return draw("g", {}, draw("line", {x1: left, y1: y(from[3]), x2: x - 5, y2: y(at)}), draw("circle", {cx: x, cy: y(at), r: 5}),
         draw("text", {x: x + 9, y: y(at) + 2}, word), draw("text", {x: x + 9, y: y(at) + 15, class: "score"}, score.toFixed(2).replace("-", "\\u2212")));
     });
@@ -444,6 +445,8 @@ const build = (root, views) => {
     said.textContent = !frame ? `Before the first step: the empty hypothesis. ${steps} steps follow.`
       : chosen ? `Step ${step} of ${steps}, choose: ${count("kept")} kept, ${count("dropped")} dropped, ${count("ended")} ended.`
       : `Step ${step} of ${steps}, grow: ${present.length} continuations.`;
+    const done = nodes.map((node, i) => [...node, i]).filter(node => node[5] === "ended" && 2 * node[2] <= frame).sort((a, b) => b[4] - a[4]);
+    if (done.length) said.textContent += ` Best that has ended: ${phrase(nodes, done[0][6] + 1)}.`;
     const shown = groups.filter((group, i) => nodes[i][2] === step), box = shown[0]?.getBBox();
     if (box) tree.scrollLeft = Math.max(0, box.x + box.width - tree.clientWidth);
   };
