@@ -370,7 +370,7 @@ def search_viewer(steps: Sequence[Sequence[Candidate]]) -> Viewer:
         lines.append(f"Step {n}: " + "; ".join(f"{' '.join(t)} {score:.2f} {fate}" for t, score, fate in best))
     rows, places = {}, {(): 0}
 
-    def place(tokens: tuple[str, ...]) -> float:
+    def place(tokens: tuple[str, ...]) -> int | float:
         "Leaves below each other in the order of the tree, every other node at the middle of its own."
         below = [place(child) for child in children.get(tokens, [])]
         rows[tokens] = sum(below) / len(below) if below else sum(not children.get(t) for t in rows)
@@ -442,7 +442,7 @@ const build = (root, views) => {
     body.replaceChildren(...present.map(([, , , , score, fate, i]) => make("tr", {},
       make("td", {}, phrase(nodes, i + 1)), make("td", {}, score.toFixed(2).replace("-", "\\u2212")), make("td", {}, chosen ? fate : "?"))));
     const count = fate => present.filter(node => node[5] === fate).length;
-    said.textContent = !frame ? `Before the first step: the empty hypothesis. ${steps} steps follow.`
+    said.textContent = !frame ? `Start: the empty hypothesis. Steps to come: ${steps}.`
       : chosen ? `Step ${step} of ${steps}, choose: ${count("kept")} kept, ${count("dropped")} dropped, ${count("ended")} ended.`
       : `Step ${step} of ${steps}, grow: ${present.length} continuations.`;
     const done = nodes.map((node, i) => [...node, i]).filter(node => node[5] === "ended" && 2 * node[2] <= frame).sort((a, b) => b[4] - a[4]);
