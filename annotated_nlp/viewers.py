@@ -398,6 +398,7 @@ const build = (root, views) => {
   const tree = make("div", {class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of hypotheses"});
   const said = make("p", {role: "status"}), body = make("tbody");
   const slider = make("input", {type: "range", min: 0, "aria-label": "Half-step"});
+  slider.addEventListener("input", () => go(Number(slider.value)));
   const button = (text, by) => {
     const made = make("button", {type: "button"}, text);
     made.addEventListener("click", () => go(now.frame + by));
