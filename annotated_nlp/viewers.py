@@ -111,8 +111,8 @@ class Viewer:
         return re.sub(
             r"\n\s*",
             "\n",
-            f'<div class="annotated-viewer" data-kind="{self.kind}" data-views="{data}" role="group" '
-            f'aria-label="{self.kind} viewer">\n<pre>{html.escape(self.text).replace(chr(10), "<br>")}</pre>\n</div>\n'
+            f'<div class="annotated-viewer" data-kind="{self.kind}" data-views="{data}" '
+            f'data-lm-suppress-shortcuts="true" role="group" aria-label="{self.kind} viewer">\n<pre>{html.escape(self.text).replace(chr(10), "<br>")}</pre>\n</div>\n'
             f"<script>(() => {{\n{script}}})();</script>",
         )
 
@@ -289,6 +289,7 @@ const build = (root, views) => {
       const to = {ArrowRight: now.query + 1, ArrowLeft: now.query - 1, ArrowDown: now.query + down, ArrowUp: now.query - down, Home: 0, End: last}[event.key];
       if (to === undefined) return;
       event.preventDefault();
+      event.stopPropagation();
       now.query = Math.max(0, Math.min(last, to));
       update();
       queries[now.query].focus();
@@ -458,6 +459,7 @@ const build = (root, views) => {
     const by = {ArrowRight: 1, ArrowLeft: -1}[event.key];
     if (!by || ["SELECT", "INPUT"].includes(event.target.tagName)) return;
     event.preventDefault();
+    event.stopPropagation();
     go(now.frame + by);
   });
   rebuild();
