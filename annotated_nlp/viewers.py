@@ -163,12 +163,15 @@ def _check(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None
         )
 
 
-def _view(weights: Tensor, queries: Sequence[str], keys: Sequence[str], **more) -> Viewer:
-    strongest = weights[0, 0].max(-1)
-    lines = [f"{q} → {keys[k]} {w:.0%}" for q, k, w in zip(queries, strongest.indices.tolist(), strongest.values.tolist())]
-    head = f"Layer 1 of {weights.shape[0]}, head 1 of {weights.shape[1]}: what each looks at most (all in the viewer, with JavaScript)"
-    view = dict(layers=weights.shape[0], heads=weights.shape[1], queries=list(queries), keys=list(keys), **more)
-    return Viewer("attention", {"": view | dict(weights=_packed(weights.clamp(max=1)))}, "\n".join([head, *lines]))
+def _view(weights: Tensor, queries: Sequence[str], keys: Sequence[str] | None, told: int, **more) -> Viewer:
+    "A view of `weights`; its text tells of the first `told` queries."
+    layers, heads = weights.shape[:2]
+    text = f"Layer 1 of {layers}, head 1 of {heads}: what each looks at most (all in the viewer, with JavaScript)"
+    best = weights[0, 0, :told].max(-1)
+    for query, share, place in zip(queries, best.values.tolist(), best.indices.tolist()):
+        text += f"\n{query} → {(keys or queries)[place]} {share:.0%}"
+    view = dict(layers=layers, heads=heads, queries=list(queries), keys=keys and list(keys), **more)
+    return Viewer("attention", {"": view | dict(weights=_packed(weights.clamp(max=1)))}, text)
 
 
 def attention_viewer(
@@ -182,7 +185,7 @@ def attention_viewer(
     other axes, outside [0, 1] or over a million, and for another number of tokens.
     """
     _check(weights, queries, queries if keys is None else keys)
-    return _view(weights, queries, queries if keys is None else keys, same=keys is None)
+    return _view(weights, queries, keys, told=len(queries))
 
 
 def patch_viewer(
@@ -211,13 +214,18 @@ def patch_viewer(
     else:
         imsave(file, pixels.movedim(0, -1).contiguous().numpy(), format="png")
     picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    return _view(weights, names, names, same=True, image=picture, columns=columns, patches=rows * columns)
+    more = dict(image=picture, columns=columns, patches=rows * columns)
+    return _view(weights, names, None, told=max(1, len(extra)), **more)
 
 # %% ../nbs/viewers.ipynb #d004e68f
 _SCRIPTS["attention"] = """
 const build = (root, views) => {
   const now = {view: 0, layer: 0, head: 0, query: 0};
   const bytes = views.map(([, view]) => Uint8Array.from(atob(view.weights), c => c.charCodeAt(0)));
+  for (const [, view] of views) {
+    view.same = !view.keys;
+    view.keys ??= view.queries;
+  }
   const percent = weight => `${Math.round(100 * weight)}%`;
   const said = make("p", {role: "status"}), page = make("div");
   let queries, keys, tiles, menus;

@@ -41,7 +41,7 @@ def stored(viewer, name=""):
     "The weights that a viewer's page will show."
     view = viewer.views[name]
     levels = torch.frombuffer(bytearray(base64.b64decode(view["weights"])), dtype=torch.uint8)
-    shape = view["layers"], view["heads"], len(view["queries"]), len(view["keys"])
+    shape = view["layers"], view["heads"], len(view["queries"]), len(view["keys"] or view["queries"])
     return (levels.view(shape) / 255) ** 2
 
 
