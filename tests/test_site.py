@@ -120,7 +120,7 @@ def test_viewers_come_alive(visit, name):
     assert hosts.count() > 0
     for host in hosts.all():
         assert host.get_by_role("radio").or_(host.get_by_role("button")).count() > 1
-    assert not [p.name for p in site.SITE.rglob("*.llms.md") if "attachShadow" in p.read_text(encoding="utf-8")]
+    assert not [p.name for p in site.SITE.rglob("*.llms.md") if 'data-views="[' in p.read_text(encoding="utf-8")]
     assert page.wrong == []
 
 

@@ -17,7 +17,7 @@ from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
 _WEB_FONTS = re.compile(r"@import url\([^)]*fonts\.googleapis[^)]*\);?")
-_VIEWER = re.compile(r'<div class="annotated-viewer".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
+_VIEWER = re.compile(r'<div class="annotated-viewer" data-kind="\w+".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
 SITE, PROC = ROOT / "_site", ROOT / "_proc"
 
 
