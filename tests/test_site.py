@@ -112,6 +112,18 @@ def test_readable(visit, name, scheme):
     assert np.abs(pixels - background).max() > 0.5
 
 
+@pytest.mark.parametrize("name", ["04_decoding.html", "05_attention.html", "09_bert.html", "12_vit.html", "viewers.html"])
+def test_viewers_come_alive(visit, name):
+    "The engine passes their scripts through: each stands in its shadow root and has something to handle."
+    page = visit(name, viewport=PHONE)
+    hosts = page.locator(".annotated-viewer")
+    assert hosts.count() > 0
+    for host in hosts.all():
+        assert host.get_by_role("radio").or_(host.get_by_role("button")).count() > 1
+    assert not [p.name for p in site.SITE.rglob("*.llms.md") if 'data-views="[' in p.read_text(encoding="utf-8")]
+    assert page.wrong == []
+
+
 def test_search_finds_beam_search(visit):
     page = visit("index.html", viewport=DESK)
     box = page.locator("input[type=search], #quarto-search input").first

@@ -17,6 +17,7 @@ from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
 _WEB_FONTS = re.compile(r"@import url\([^)]*fonts\.googleapis[^)]*\);?")
+_VIEWER = re.compile(r'<div class="annotated-viewer" data-kind="\w+".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
 SITE, PROC = ROOT / "_site", ROOT / "_proc"
 
 
@@ -47,6 +48,9 @@ def build() -> Path:
     for sheet in SITE.rglob("*.css"):
         css = sheet.read_text(encoding="utf-8")
         sheet.write_text(_WEB_FONTS.sub("", css), encoding="utf-8")
+    # In the text for language models a viewer is its text, without data and script.
+    for page in SITE.rglob("*.llms.md"):
+        page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
     return SITE
 
 
