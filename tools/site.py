@@ -1,10 +1,12 @@
 "Build the site from stored outputs, check its links, serve it: `python -m tools.site build|serve`."
 
 import argparse
+import base64
 import http.server
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -30,6 +32,28 @@ def _forget_removed() -> None:
             page.unlink()
 
 
+def _sized(page: Path) -> str:
+    "The page, its pictures with width and height: what stands below one doesn't jump when it arrives."
+
+    def size(tag: re.Match) -> str:
+        source = re.search(r'src="([^"]+)"', tag[0])[1]
+        if source.startswith("data:image/png;base64,"):
+            head = base64.b64decode(source.split(",")[1][:32])
+        elif urlsplit(source).scheme or not (page.parent / unquote(source)).exists():
+            return tag[0]
+        else:
+            head = (page.parent / unquote(source)).read_bytes()[:400]
+        if head.startswith(b"\x89PNG"):
+            width, height = struct.unpack(">II", head[16:24])
+        elif svg := re.search(rb'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', head):
+            width, height = (float(side) for side in svg.groups())
+        else:
+            return tag[0]
+        return f'<img width="{width:.0f}" height="{height:.0f}"{tag[0][4:]}'
+
+    return re.sub(r"<img (?![^>]*\b(?:width|height)=)[^>]*>", size, page.read_text(encoding="utf-8"))
+
+
 def build() -> Path:
     "Process the notebooks with nbdev and render them, with Quarto where it is installed, else with smalldocs."
     os.chdir(ROOT)
@@ -47,6 +71,8 @@ def build() -> Path:
     for sheet in SITE.rglob("*.css"):
         css = sheet.read_text(encoding="utf-8")
         sheet.write_text(_WEB_FONTS.sub("", css), encoding="utf-8")
+    for page in SITE.rglob("*.html"):
+        page.write_text(_sized(page), encoding="utf-8")
     return SITE
 
 
