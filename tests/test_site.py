@@ -186,7 +186,7 @@ def test_head_says_what_the_page_is(name):
 def test_code_can_be_copied_and_its_source_reached(name):
     text = (site.SITE / name).read_text(encoding="utf-8")
     assert text.count('class="sourceCode python') == 0 or "code-copy-button" in text
-    source = f"annotated_nlp/annotated_nlp/{{}}/main/nbs/{name.removesuffix('.html')}.ipynb"
+    source = f"annotated-nlp/annotated_nlp/{{}}/main/nbs/{name.removesuffix('.html')}.ipynb"
     for way in ("edit", "blob"):
         assert source.format(way) in text
     assert f"colab.research.google.com/github/{source.format('blob')}" in text

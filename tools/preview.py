@@ -36,7 +36,7 @@ def draw() -> None:
     axes.imshow(figure(), interpolation="lanczos")
     axes.axis("off")
     plain = io.BytesIO()
-    canvas.savefig(plain)
+    canvas.savefig(plain, dpi=100)
     Image.open(plain).convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(PREVIEW, optimize=True)
 
 
