@@ -65,7 +65,7 @@ def visit(browser, address):
         page.wrong, page.fetched = [], []
         page.add_init_script(SHIFTS)
         page.on("response", lambda r: page.fetched.append(r))
-        page.set_default_timeout(5000)
+        page.set_default_timeout(30_000)
         page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
         page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
         page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
