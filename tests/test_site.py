@@ -1,13 +1,16 @@
 "The built site as a reader meets it: in a browser, at a desk and on a phone, by day and by night."
 
+import gzip
 import http.server
 import io
 import os
+import re
 import threading
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from tools import site, web
@@ -20,6 +23,18 @@ PAGES = sorted(page.relative_to(site.SITE).as_posix() for page in site.SITE.rglo
 CHAPTERS = [page for page in PAGES if page[0].isdigit()]
 AXE = "4.14.1"  # axe-core, the accessibility checker
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WEIGHT = 1_500_000  # bytes of a page with all that it fetches, texts compressed as servers send them
+# Every movement of what is on the screen that the reader did not cause, as browsers measure it.
+SHIFTS = """window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(
+    entry => { if (!entry.hadRecentInput) window.shift += entry.value })).observe({type: 'layout-shift', buffered: true})"""
+# Each kind of token, a few formulas and the first rows of each table stand for the rest: axe looks at every element that
+# is left, and code, formulas and rows are made of tens of thousands that differ in nothing but their text.
+THIN = """() => { const seen = new Set();
+    document.querySelectorAll('pre code span').forEach(
+        e => seen.has(e.className) ? e.replaceWith(...e.childNodes) : seen.add(e.className));
+    document.querySelectorAll('main .katex').forEach((e, i) => i > 3 && e.remove());
+    document.querySelectorAll('main tbody').forEach(body => [...body.rows].slice(3).forEach(row => row.remove()));
+    document.normalize() }"""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +62,10 @@ def visit(browser, address):
         context = web.context(browser, **options)
         contexts.append(context)
         page = context.new_page()
-        page.wrong = []
-        page.set_default_timeout(5000)
+        page.wrong, page.fetched = [], []
+        page.add_init_script(SHIFTS)
+        page.on("response", lambda r: page.fetched.append(r))
+        page.set_default_timeout(30_000)
         page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
         page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
         page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
@@ -61,6 +78,23 @@ def visit(browser, address):
         context.close()
 
 
+def weight(page):
+    "Bytes that came over the wire for this page, had the server compressed what is text."
+    text = (".html", ".css", ".js", ".svg")
+    bodies = {r.url.split("?")[0]: r.body() for r in page.fetched if r.ok}
+    return sum(len(gzip.compress(body) if url.endswith(text) else body) for url, body in bodies.items())
+
+
+def hindrances(page):
+    "What axe finds serious or critical, over all of its rules; the page is of no use to another test afterwards."
+    page.evaluate(THIN)
+    page.add_script_tag(path=web.npm_package("axe-core", AXE) / "axe.min.js")
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert len(found["passes"]) > 10
+    return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]
+            if v["impact"] in ("serious", "critical")]
+
+
 def test_every_chapter_is_a_page():
     notebooks = {f.stem + ".html" for f in (site.ROOT / "nbs").glob("[0-9]*.ipynb")}
     assert notebooks and notebooks == set(CHAPTERS)
@@ -68,7 +102,8 @@ def test_every_chapter_is_a_page():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(visit, name):
-    "Opens cleanly, shows mathematics as mathematics, and describes every figure to those who can't see it."
+    """Opens cleanly and light, stands still while it loads, shows mathematics as mathematics, and describes every figure
+    to those who can't see it."""
     page = visit(name, viewport=DESK, color_scheme="light")
     formulas = page.locator("main .math").count()
     if formulas:
@@ -82,6 +117,11 @@ def test_page(visit, name):
     figures = page.locator("main img")
     missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
     assert not missing, f"images without alternative text: {missing}"
+    page.evaluate("document.querySelectorAll('img').forEach(img => img.loading = 'eager')")
+    page.wait_for_load_state("networkidle")
+    assert figures.evaluate_all("all => all.every(img => img.naturalWidth && img.getAttribute('width'))")
+    assert page.evaluate("window.shift") < 0.05, "the page jumps while it loads"
+    assert weight(page) < WEIGHT
     assert page.wrong == []
 
 
@@ -100,16 +140,68 @@ def test_readable(visit, name, scheme):
     page = visit(name, viewport=DESK, color_scheme=scheme)
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(",")[:3])) < 200) == (scheme == "dark"), f"{scheme} page on {paper}"
-    page.add_script_tag(path=web.npm_package("axe-core", AXE) / "axe.min.js")
-    found = page.evaluate("axe.run('main', {runOnly: ['color-contrast', 'image-alt', 'link-name']})")
-    assert [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]] == []
-    assert len(found["passes"]) > 0
     figure = page.locator("main figure img:not(.as-is)").first
     figure.scroll_into_view_if_needed()
     pixels = np.asarray(Image.open(io.BytesIO(figure.screenshot())).convert("L")) / 255
     background = np.median(pixels[:4])  # the paper above what is drawn
     assert background < 0.3 if scheme == "dark" else background > 0.9
     assert np.abs(pixels - background).max() > 0.5
+    assert hindrances(page) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - set(CHAPTERS)))
+def test_page_beside_the_chapters_is_accessible(visit, name):
+    assert hindrances(visit(name, viewport=DESK, color_scheme="light")) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "05_attention.html", "glossary.html"])
+def test_phone_is_accessible(visit, name, scheme):
+    assert hindrances(visit(name, viewport=PHONE, color_scheme=scheme)) == []
+
+
+def test_folded_solution_opens_by_key(visit):
+    page = visit("05_attention.html", viewport=DESK)
+    header = page.locator(".callout-header[data-bs-toggle]").first
+    header.focus()
+    header.press("Enter")
+    page.wait_for_selector(".callout-collapse.show")
+    assert header.get_attribute("aria-expanded") == "true"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_head_says_what_the_page_is(name):
+    "What a search engine and a message with a link show: title, description, picture."
+    head = (site.SITE / name).read_text(encoding="utf-8").split("</head>")[0]
+    told = dict(re.findall(r'<meta (?:property|name)="(.+?)" content="(.+?)"', head))
+    assert len(told["description"]) > 20 and told["og:description"] == told["description"]
+    assert told["og:title"] and told["twitter:card"] == "summary_large_image"
+    address = yaml.safe_load((site.ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["site-url"]
+    for picture in (told["og:image"], told["twitter:image"]):
+        with Image.open(site.SITE / picture.removeprefix(address + "/")) as preview:
+            assert preview.size == (1200, 630)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_code_can_be_copied_and_its_source_reached(name):
+    text = (site.SITE / name).read_text(encoding="utf-8")
+    assert text.count('class="sourceCode python') == 0 or "code-copy-button" in text
+    source = f"annotated-nlp/annotated_nlp/{{}}/main/nbs/{name.removesuffix('.html')}.ipynb"
+    for way in ("edit", "blob"):
+        assert source.format(way) in text
+    assert f"colab.research.google.com/github/{source.format('blob')}" in text
+
+
+def test_llms_txt_lists_every_page():
+    "For language models: one list, and each page as Markdown, complete to its last heading."
+    listed = (site.SITE / "llms.txt").read_text(encoding="utf-8")
+    for name in PAGES:
+        copy = name.removesuffix(".html") + ".llms.md"
+        assert f"/{copy})" in listed
+        assert (site.SITE / copy).read_text(encoding="utf-8").startswith("# ")
+    for name in CHAPTERS:
+        text = (site.SITE / (name.removesuffix(".html") + ".llms.md")).read_text(encoding="utf-8")
+        assert "\n## References" in text and "$$" in text
 
 
 @pytest.mark.parametrize("name", ["04_decoding.html", "05_attention.html", "09_bert.html", "12_vit.html", "viewers.html"])

@@ -1,10 +1,12 @@
 "Build the site from stored outputs, check its links, serve it: `python -m tools.site build|serve`."
 
 import argparse
+import base64
 import http.server
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -31,6 +33,36 @@ def _forget_removed() -> None:
             page.unlink()
 
 
+def _with_sizes(page: Path) -> str:
+    """The page, its pictures with width and height, so that what stands below one doesn't jump when it arrives.
+
+    A figure that the page carries within itself, though it lies beside it as a file, becomes a link to that file:
+    a third smaller, and fetched only when the reader comes near.
+    """
+    beside = {f.read_bytes(): f for f in page.with_name(f"{page.stem}_files").glob("*.png")}
+
+    def place(tag: re.Match) -> str:
+        img, source = tag[0], re.search(r'src="([^"]+)"', tag[0])[1]
+        if source.startswith("data:image/png;base64,"):
+            picture = base64.b64decode(source.split(",", 1)[1])
+            if picture in beside:
+                link = beside[picture].relative_to(page.parent).as_posix()
+                img = img.replace(f'src="{source}"', f'src="{link}" loading="lazy"')
+        elif urlsplit(source).scheme or not (page.parent / unquote(source)).exists():
+            return img
+        else:
+            picture = (page.parent / unquote(source)).read_bytes()
+        if picture.startswith(b"\x89PNG"):
+            width, height = struct.unpack(">II", picture[16:24])
+        elif svg := re.match(rb'<svg[^>]* width="(\d+)" height="(\d+)"', picture):
+            width, height = map(int, svg.groups())
+        else:
+            return img
+        return f'<img width="{width}" height="{height}"{img[4:]}'
+
+    return re.sub(r"<img (?![^>]*\b(?:width|height)=)[^>]*>", place, page.read_text(encoding="utf-8"))
+
+
 def build() -> Path:
     "Process the notebooks with nbdev and render them, with Quarto where it is installed, else with smalldocs."
     os.chdir(ROOT)
@@ -51,6 +83,8 @@ def build() -> Path:
     # In the text for language models a viewer is its text, without data and script.
     for page in SITE.rglob("*.llms.md"):
         page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in SITE.rglob("*.html"):
+        page.write_text(_with_sizes(page), encoding="utf-8")
     return SITE
 
 
