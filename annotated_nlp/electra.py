@@ -398,8 +398,7 @@ def _layout(
         model_type="electra",
         config=ElectraConfig,
         settings=bert.settings | {"d_embedding": "embedding_size"},
-        names={trunk + ours: trunk + theirs for ours, theirs in names.items()}
-        | (heads or {}),
+        names={trunk + ours: trunk + theirs for ours, theirs in names.items()} | (heads or {}),
         base="electra.",
         tied=tied or {},
         ignored=(
