@@ -32,10 +32,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("peers", "growth"), default="peers")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these, e.g. BERT-base")
-    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES, metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES, metavar="NAME",
+                        help=f"only these of {', '.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--quick", action="store_true", help="tiny models, two rounds: only whether it works; stored under runs/")
+    parser.add_argument("--quick", action="store_true", help="tiny models, two rounds: does it work?")
     args = parser.parse_args(argv)
     known = sorted({contest.name for contest in CONTESTS})
     if strange := set(args.models or ()) - set(known):
@@ -52,7 +53,8 @@ class Store:
     def __init__(self, name: str, command: str, settings: dict, wanted: Iterable[str], quick: bool):
         self.name, self.quick, self.wanted = f"{name}_quick" if quick else name, quick, list(wanted)
         self.rows, self.seconds = {}, 0.0
-        self.empty = lab.record(self.name, command=command, settings=settings, numbers={}, seconds=0.0, packages=PACKAGES)
+        facts = dict(command=command, settings=settings, packages=PACKAGES)
+        self.empty = lab.record(self.name, numbers={}, seconds=0.0, **facts)
         self.path = RUNS / f"{self.name}.{self.empty['device']}.partial.json"
         if self.path.exists():
             kept = json.loads(self.path.read_text(encoding="utf-8"))
@@ -95,7 +97,8 @@ def peers(args: argparse.Namespace) -> int:
     settings = dict(seed=0, rounds=rounds, compile=not args.no_compile, beam=BEAM, sizes=sizes(kind))
     wanted = {f"{c.name}, {c.peer}: {measure}": (c, measure) for c in CONTESTS for measure in MEASURES}
     store = Store("bench", "make bench", settings, wanted, args.quick)
-    chosen = {key: (c, m) for key, (c, m) in wanted.items() if c.name in (args.models or [c.name]) and m in args.measures}
+    models = args.models or [contest.name for contest in CONTESTS]
+    chosen = {key: (c, m) for key, (c, m) in wanted.items() if c.name in models and m in args.measures}
     bout, at = None, None
     for key, (contest, measure) in (bar := tqdm(chosen.items(), leave=False, disable=not sys.stderr.isatty())):
         bar.set_description(key)
@@ -132,7 +135,9 @@ def table(rows: list[dict]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
     text += [f"{row['model']}, {row['measure']}: {mode}: {why}" for row in rows for mode, why in row["notes"].items()]
-    text += [f"{row['model']}: MFU {row['mfu']['ours']:.1%}, peer {row['mfu']['theirs']:.1%}" for row in rows if "mfu" in row]
+    for row in rows:
+        if "mfu" in row:
+            text.append(f"{row['model']}: MFU {row['mfu']['ours']:.1%}, peer {row['mfu']['theirs']:.1%}")
     return "\n".join(text)
 
 

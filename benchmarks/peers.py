@@ -5,6 +5,7 @@ for generation "dynamic" and "static" cache), and the fastest of them counts.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -101,8 +102,8 @@ def _generate(model: nn.Module, mode: str, prompts: Tensor, new: int, beam: int)
     "transformers' `generate`, with the search that `decoding.beam_search` makes."
     search = dict(num_beams=beam, early_stopping="never", length_penalty=0.0) if beam > 1 else {}
     cache = dict(cache_implementation="static") if mode == "static" else {}
-    mask = torch.ones_like(prompts)
-    return model.generate(prompts, attention_mask=mask, max_new_tokens=new, do_sample=False, **search, **cache)[:, -new:]
+    rules = dict(attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False)
+    return model.generate(prompts, **rules, **search, **cache)[:, -new:]
 
 
 class _Writing(Contest):
@@ -229,10 +230,11 @@ class ViTB16Timm(ViTB16):
             img_size=c.image_size, patch_size=c.patch_size, num_classes=c.n_classes, embed_dim=c.d_model,
             depth=c.n_layers, num_heads=c.n_heads, mlp_ratio=c.d_ff / c.d_model,
         )
-        names = {"embedding.patches": "patch_embed.proj", "embedding.places": "pos_embed", "embedding.tokens": "cls_token",
-                 "stack.blocks": "blocks", "stack.norm": "norm", "attention.norm": "norm1", "attention.f.qkv": "attn.qkv",
-                 "attention.f.out": "attn.proj", "feed_forward.norm": "norm2", "feed_forward.f.up": "mlp.fc1",
-                 "feed_forward.f.down": "mlp.fc2"}
+        names = {
+            "embedding.patches": "patch_embed.proj", "embedding.places": "pos_embed", "embedding.tokens": "cls_token",
+            "stack.": "", "attention.norm": "norm1", "attention.f.qkv": "attn.qkv", "attention.f.out": "attn.proj",
+            "feed_forward.norm": "norm2", "feed_forward.f.up": "mlp.fc1", "feed_forward.f.down": "mlp.fc2",
+        }
         weights = {}
         for name, value in ours.state_dict().items():
             for mine, their in names.items():
@@ -251,10 +253,10 @@ class PyTorchs(nn.Module):
     def __init__(self, ours: Transformer):
         super().__init__()
         c = ours.config
-        self.embedding = ours.src_embedding.__class__(c, c.src_vocab_size)
-        self.embedding.load_state_dict(ours.src_embedding.state_dict())
+        self.embedding = deepcopy(ours.src_embedding)
         sizes = dict(d_model=c.d_model, nhead=c.n_heads, dim_feedforward=c.d_ff, dropout=c.dropout)
-        self.core = nn.Transformer(**sizes, num_encoder_layers=c.n_layers, num_decoder_layers=c.n_layers, batch_first=True)
+        depth = dict(num_encoder_layers=c.n_layers, num_decoder_layers=c.n_layers)
+        self.core = nn.Transformer(**sizes, **depth, batch_first=True)
         self.core.encoder.norm = self.core.decoder.norm = None  # post-norm, as in the paper, needs no last one
         with torch.no_grad():
             for mine, their in zip((ours.encoder, ours.decoder), (self.core.encoder, self.core.decoder)):
@@ -262,8 +264,7 @@ class PyTorchs(nn.Module):
                     self._copy(block, layer)
 
     def _copy(self, block: nn.Module, layer: nn.Module) -> None:
-        sublayers = [block.attention, block.feed_forward] if block.cross is None else [block.attention, block.cross, block.feed_forward]
-        for i, sublayer in enumerate(sublayers, 1):
+        for i, sublayer in enumerate(filter(None, (block.attention, block.cross, block.feed_forward)), 1):
             getattr(layer, f"norm{i}").load_state_dict(sublayer.norm.state_dict())
         self._copy_attention(block.attention.f, layer.self_attn)
         if block.cross is not None:
