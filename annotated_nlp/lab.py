@@ -53,7 +53,7 @@ def _commit() -> str | None:
     git = ["git", "-C", str(_folder())]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno", "--", "..", "../../nbs"],
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno", "--", "..", "../../nbs", "../../benchmarks"],
                                capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
