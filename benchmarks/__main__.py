@@ -166,8 +166,9 @@ def main(argv: list[str] | None = None) -> int:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_float32_matmul_precision("highest")
-    return (growth if args.what == "growth" else peers)(args)
+    # All that is compiled comes from the same few lines, and beyond a limit PyTorch would silently compile no more.
+    with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+        return (growth if args.what == "growth" else peers)(args)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Bout:
 
     def __init__(self, contest: Contest, device: str, *, tiny: bool, compile: bool, rounds: int, seed: int = 0):
         torch.manual_seed(seed)
+        torch.compiler.reset()  # the last bout's programs, which are kept by the lines that they were made from
         self.contest, self.device, self.rounds = contest, device, rounds
         self.size = contest.sizes["tiny" if tiny else device]
         ours = contest.ours(tiny)
@@ -185,7 +186,7 @@ class Bout:
     def _writing(self, kind: str, rows: int) -> dict:
         "Generation: the same tokens, and then the time for them."
         size, beam = self.size, BEAM if kind == "beam" else 1
-        new = size.new if rows == 1 else max(1, size.new // (2 * beam))  # no call shall take much longer than others
+        new = size.new if rows == 1 else max(1, size.new // (2 if beam == 1 else 4))  # no call shall take much longer
         vocab_size = self.models["ours"].config.vocab_size
         prompts = torch.randint(4, vocab_size, (rows, size.prompt)).to(self.device)
         # On the CPU compiling our step gains nothing; on a card transformers compiles for its static cache by itself.

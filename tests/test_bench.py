@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import test_invariants
 import torch
 from annotated_nlp import lab
 from benchmarks import __main__ as bench
 from benchmarks import growth, measure, peers
+from test_lab import KEYS
 from torch import nn
 
-from tests.test_lab import KEYS
-
+unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs
 STORED = Path(lab._folder())
 TINY = dict(device="cpu", tiny=True, compile=False, rounds=2)
 
@@ -133,6 +134,25 @@ def test_mode_that_fails_is_noted():
     assert row["notes"] == {f"{side}, compiled": "RuntimeError: no compiler" for side in measure.SIDES}
     assert row["best"] == dict(ours="eager", theirs="eager") and set(row["alike"]) == {"eager"}
     assert "no compiler" in bench.table([row])
+
+
+def test_every_side_is_really_compiled(monkeypatch, unchecked):
+    "Programs are counted: logits and loss of both sides have theirs in the second contest too, and keep them."
+    programs, whole = [], torch.compile
+
+    def count(graph, inputs):
+        programs.append(sum(node.op == "call_function" for node in graph.graph.nodes))
+        return graph.forward
+
+    monkeypatch.setattr(measure.torch, "compile", lambda f, **how: whole(f, backend=count, **how))
+    for contest in peers.CONTESTS[:2]:
+        bout, before = measure.Bout(contest, **TINY | dict(compile=True)), len(programs)
+        for name in ("forward", "training", "memory"):
+            row = bout.measure(name)
+            assert not row["notes"] and set(row["ours"]) == set(row["theirs"]) == {"eager", "compiled"}
+            added, before = len(programs) - before, len(programs)
+            assert added == 0 if name == "memory" else added >= 2
+    assert min(programs) > 20  # operations: not a shell around something that was left as it is
 
 
 # What the numbers mean
