@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -53,7 +53,7 @@ def _commit() -> str | None:
     git = ["git", "-C", str(_folder())]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno", "--", "..", "../../nbs"],
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno", "--", "..", "../../nbs", "../../benchmarks"],
                                capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -63,28 +63,32 @@ def _commit() -> str | None:
 PACKAGES = ("annotated_nlp", "torch", "tokenizers", "einops")
 
 
-def record(name: str, command: str, settings: Mapping, numbers: Mapping, started: float) -> dict:
-    "`numbers` with their provenance, in the form in which `results` gives them; `started` by `time.perf_counter()`."
-    return dict(
-        name=name, device=_slug(), hardware=_hardware(),
-        versions={"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
-        commit=_commit(), command=command, when=time.strftime("%Y-%m-%d", time.gmtime()),
-        wall_s=round(time.perf_counter() - started, 1), settings=_plain(settings), numbers=_plain(numbers),
-    )
-
-
-def store(record: Mapping) -> Path:
-    "Write a record's file, in place of an older one of the same name and device."
-    target = _folder() / f"{record['name']}.{record['device']}.json"
-    # Written beside and renamed, so that a run killed here leaves the old result whole.
-    scratch = target.with_suffix(".tmp")
-    scratch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return scratch.replace(target)
-
-
 def _plain(settings: Mapping) -> dict:
     "Settings or numbers as JSON gives them back: tuples become lists. NaN and infinity raise ValueError."
     return json.loads(json.dumps(dict(settings), allow_nan=False))
+
+
+def record(
+    name: str, *, command: str, settings: Mapping, numbers: Mapping, seconds: float, packages: Iterable[str] = PACKAGES
+) -> dict:
+    "What was measured (JSON values), with where, when, by which command, of which commit and with which versions."
+    return dict(
+        name=name, device=_slug(), hardware=_hardware(),
+        versions={"python": platform.python_version(), **{p: version(p) for p in packages}},
+        commit=_commit(), command=command, when=time.strftime("%Y-%m-%d", time.gmtime()),
+        wall_s=round(seconds, 1), settings=_plain(settings), numbers=_plain(numbers),
+    )
+
+
+def store(record: Mapping, folder: Path | None = None) -> Path:
+    "Write a record into `folder`, beside the package if not given; gives its path."
+    target = (folder or _folder()) / f"{record['name']}.{record['device']}.json"
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    # Written beside and renamed, so that a run killed here leaves the old result whole.
+    scratch = target.with_suffix(".tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(target)
+    return target
 
 
 def results(name: str | None = None) -> list[dict]:
@@ -140,7 +144,9 @@ class Experiment:
 
     def save(self, numbers: Mapping) -> dict:
         "Store `numbers` (JSON values) with their provenance in a full run; give the record back either way."
-        found = record(self.name, f"make lab-run NAME={self.name}", self.full, numbers, self.started)
+        seconds = time.perf_counter() - self.started
+        kept = record(self.name, command=f"make lab-run NAME={self.name}", settings=self.full, numbers=numbers,
+                      seconds=seconds)
         if self.is_full:
-            store(found)
-        return found
+            store(kept)
+        return kept

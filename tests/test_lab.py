@@ -10,7 +10,7 @@ from annotated_nlp import lab
 ROOT = Path(__file__).resolve().parent.parent
 STORED = sorted((ROOT / "annotated_nlp" / "results").glob("*.json"))
 KEYS = {"name", "device", "hardware", "versions", "commit", "command", "when", "wall_s", "settings", "numbers"}
-OTHERS = {"gpu": "make gpu"}  # records that are no page's
+OTHERS = {"gpu": "make gpu", "bench": "make bench", "bench_growth": "make bench"}  # records that are no page's
 FULL, QUICK = dict(steps=400, digits=(1, 9), lr=1e-3), dict(steps=2, digits=(1, 2), lr=1e-3)
 
 

@@ -57,7 +57,7 @@ def test() -> int:
     steps = {
         "chapters": [sys.executable, "-m", "tools.away"],
         "site": [sys.executable, "-m", "tools.site", "build"],
-        "ruff": ["ruff", "check", "annotated_nlp", "tests", "tools", "setup.py"],
+        "ruff": ["ruff", "check", "annotated_nlp", "benchmarks", "tests", "tools", "setup.py"],
         "pytest": [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--durations=5"],
     }
     # Two chapters, or two files of tests, run side by side: more threads would only get in each other's way.
