@@ -117,8 +117,7 @@ def test_page(visit, name):
     figures = page.locator("main img")
     missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
     assert not missing, f"images without alternative text: {missing}"
-    page.evaluate("document.querySelectorAll('img').forEach(img => img.loading = 'eager')")
-    page.wait_for_load_state("networkidle")
+    figures.evaluate_all("all => Promise.all(all.map(img => { img.loading = 'eager'; return img.decode() }))")
     assert figures.evaluate_all("all => all.every(img => img.naturalWidth && img.getAttribute('width'))")
     assert page.evaluate("window.shift") < 0.05, "the page jumps while it loads"
     assert weight(page) < WEIGHT
