@@ -1,7 +1,11 @@
 "What several files of tests share."
 
+import os
+
 import jaxtyping
 import pytest
+
+from tools import web
 
 
 @pytest.fixture
@@ -11,3 +15,11 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if web.chromium() is None and not os.environ.get("CI"):
+        pytest.skip("no Chromium on this machine; the browser tests run in continuous integration")
+    with web.browser() as it:
+        yield it

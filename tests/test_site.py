@@ -3,7 +3,6 @@
 import gzip
 import http.server
 import io
-import os
 import re
 import threading
 from urllib.parse import unquote, urlsplit
@@ -21,7 +20,6 @@ if not site.SITE.exists():
     pytest.fail("no built site; run `make book SERVE=0` first", pytrace=False)
 PAGES = sorted(page.relative_to(site.SITE).as_posix() for page in site.SITE.rglob("*.html"))
 CHAPTERS = [page for page in PAGES if page[0].isdigit()]
-AXE = "4.14.1"  # axe-core, the accessibility checker
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 WEIGHT = 1_500_000  # bytes of a page with all that it fetches, texts compressed as servers send them
 # Every movement of what is on the screen that the reader did not cause, as browsers measure it.
@@ -43,14 +41,6 @@ def address():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if web.chromium() is None and not os.environ.get("CI"):
-        pytest.skip("no Chromium on this machine; the browser tests run in continuous integration")
-    with web.browser() as it:
-        yield it
 
 
 @pytest.fixture
@@ -88,7 +78,7 @@ def weight(page):
 def hindrances(page):
     "What axe finds serious or critical, over all of its rules; the page is of no use to another test afterwards."
     page.evaluate(THIN)
-    page.add_script_tag(path=web.npm_package("axe-core", AXE) / "axe.min.js")
+    page.add_script_tag(path=web.axe())
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(found["passes"]) > 10
     return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import re
 from html import unescape
 from pathlib import Path
@@ -17,7 +16,6 @@ from nbconvert import HTMLExporter
 from tools import web
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
-AXE = "4.14.1"  # axe-core, the accessibility checker
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PAPER = {"light": "background: #ffffff; color: #212529", "dark": "background: #222222; color: #ffffff"}
 
@@ -125,14 +123,6 @@ def test_stored_viewers_are_small_and_current(name, data):
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if web.chromium() is None and not os.environ.get("CI"):
-        pytest.skip("no Chromium on this machine; the browser tests run in continuous integration")
-    with web.browser() as it:
-        yield it
 
 
 @pytest.fixture
@@ -270,7 +260,7 @@ def test_readable_in_both_schemes_at_both_sizes(show, scheme, size):
     for _ in range(4):
         page.get_by_role("button", name="Forward").click()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.add_script_tag(path=web.npm_package("axe-core", AXE) / "axe.min.js")
+    page.add_script_tag(path=web.axe())
     found = page.evaluate("axe.run('main')")
     assert [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]] == []
     assert {"color-contrast", "button-name", "select-name"} <= {rule["id"] for rule in found["passes"]}

@@ -37,6 +37,11 @@ def npm_package(name: str, version: str) -> Path:
     return folder / "package"
 
 
+def axe() -> Path:
+    "The script of axe-core, the accessibility checker."
+    return npm_package("axe-core", "4.14.1") / "axe.min.js"
+
+
 def _fulfil(route) -> None:
     "Answer a request to the CDN from the npm package of the same name and version."
     name, version, path = _NPM.match(route.request.url).groups()
