@@ -18,6 +18,8 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from .linear import Linear
+
 # %% ../nbs/05_attention.ipynb #f83e21d0
 def scaled_dot_product(
     q: Float[Tensor, "*b n k"],
@@ -133,9 +135,19 @@ class KVCache:
         self.v[:, :, start:stop] = v
         return self.k[:, :, :stop], self.v[:, :, :stop]
 
-    def reorder(self, index: Int[Tensor, "r"]) -> "KVCache":
-        """A new cache whose row i is this one's row index[i]; this one stays as it is."""
-        return KVCache(self.k.index_select(0, index), self.v.index_select(0, index))
+    def reorder(self, index: Int[Tensor, "r"], filled: int | None = None) -> "KVCache":
+        """A new cache whose row i is this one's row index[i]; this one stays as it is.
+
+        With `filled`, only so many positions are copied; what stands in the others is undefined.
+        """
+        filled = self.k.shape[2] if filled is None else filled
+
+        def reordered(x: Tensor) -> Tensor:
+            new = x.new_empty(len(index), *x.shape[1:])
+            new[:, :, :filled] = x[:, :, :filled].index_select(0, index)
+            return new
+
+        return KVCache(reordered(self.k), reordered(self.v))
 
 # %% ../nbs/05_attention.ipynb #a1e4c55c
 class Attention(nn.Module):
@@ -173,10 +185,10 @@ class Attention(nn.Module):
         self.scale, self.dropout, self.causal, self.cross = scale, dropout, causal, d_memory is not None
         width = n_heads * self.d_head
         if self.cross:
-            self.q, self.kv = nn.Linear(d_model, width, bias), nn.Linear(d_memory, 2 * width, bias)
+            self.q, self.kv = Linear(d_model, width, bias), Linear(d_memory, 2 * width, bias)
         else:
-            self.qkv = nn.Linear(d_model, 3 * width, bias)
-        self.out = nn.Linear(width, d_model, bias)
+            self.qkv = Linear(d_model, 3 * width, bias)
+        self.out = Linear(width, d_model, bias)
 
     def forward(
         self,

@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
+from .linear import Linear, affine
 from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
 from .transformer import check_counts, check_ids, initialise_normal
 
@@ -117,7 +117,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
 
     def forward(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:
         """Each row's vector."""
@@ -263,7 +263,7 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = NORMS[config.norm](config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -272,7 +272,7 @@ class MaskedLMHead(nn.Module):
         self, states: Float[Tensor, "*b d"], pieces: Float[Tensor, "v d"]
     ) -> Float[Tensor, "*b v"]:
         """Logits; `pieces` is the embedding's matrix, which input and output share."""
-        return F.linear(self.norm(self.activation(self.dense(states))), pieces, self.bias)
+        return affine(self.norm(self.activation(self.dense(states))), pieces, self.bias)
 
 # %% ../nbs/09_bert.ipynb #50b58fc4
 class _OnBert(Pretrained, nn.Module):

@@ -150,11 +150,15 @@ def _best(
     scores: Float[Tensor, "b c"], n: int
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """The `n` best of each row and their places, best first; of equals, the first."""
-    least = scores.topk(n).values[:, -1:]
     c = scores.shape[1]
-    early = torch.arange(c, 0, -1, dtype=torch.int32, device=scores.device)  # c for the first
-    rank = torch.where(scores > least, early + c, early * (scores == least))
-    places = rank.topk(n).indices.sort().values
+    values, places = scores.topk(min(n + 1, c))  # one more, to see whether it equals the n-th
+    least = values[:, n - 1 : n]
+    looks_cost = scores.device.type not in _LOOK_EVERY  # a GPU would have to wait
+    if looks_cost or (values[:, n:] == least).any():
+        early = torch.arange(c, 0, -1, dtype=torch.int32, device=scores.device)  # c for the first
+        rank = torch.where(scores > least, early + c, early * (scores == least))
+        places = rank.topk(n).indices
+    places = places[:, :n].sort().values
     values, order = scores.take_along_dim(places, 1).sort(dim=1, descending=True, stable=True)
     return values, places.take_along_dim(order, 1)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .bert import Bert, BertConfig, BertEmbedding, Masked
 from .checkpoints import Layout, Pretrained
+from .linear import affine
 from .transformer import ACTIVATIONS, NORMS, Stack, check_counts, initialise_normal
 
 # %% ../nbs/10_electra.ipynb #1941642b
@@ -132,7 +133,7 @@ class GeneratorHead(nn.Module):
         self, states: Float[Tensor, "*b d"], pieces: Float[Tensor, "v e"]
     ) -> Float[Tensor, "*b v"]:
         """Logits; `pieces` is the embedding's matrix, which input and output share."""
-        return F.linear(self.norm(F.gelu(self.dense(states))), pieces, self.bias)
+        return affine(self.norm(F.gelu(self.dense(states))), pieces, self.bias)
 
 
 class ElectraForMaskedLM(_OnElectra):

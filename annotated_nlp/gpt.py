@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
 from .decoding import evaluating, greedy, sample
+from .linear import affine
 from .transformer import BlockCache, BlockConfig, Positions, Stack
 from .transformer import check_counts, check_ids, initialise_normal
 
@@ -104,7 +104,7 @@ class GPTState:
 
     def reorder(self, index: Int[Tensor, "r"]) -> "GPTState":
         """The state whose row i is this one's row index[i]."""
-        caches = tuple(cache.reorder(index) for cache in self.caches)
+        caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
         padding = None if self.padding is None else self.padding.index_select(0, index)
         return GPTState(caches, self.length, padding)
 
@@ -176,7 +176,7 @@ class GPT(Pretrained, nn.Module):
 
     def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """The dot product of each state with each token's vector."""
-        return F.linear(x, self.tokens.weight)
+        return affine(x, self.tokens.weight)
 
     @torch.no_grad()
     def start(

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from torch.nn.utils import parametrize
 from .attention import Attention
 from .checkpoints import Layout, Pretrained
 from .decoding import beam_search, evaluating, greedy, sample
+from .linear import Linear, affine
 from .transformer import BlockCache, BlockConfig, Stack, check_counts, check_ids
 
 # %% ../nbs/11_t5.ipynb #ad78381e
@@ -524,7 +524,7 @@ class T5State:
 
     def reorder(self, index: Int[Tensor, "r"]) -> "T5State":
         """The state whose row i is this one's row index[i]."""
-        caches = tuple(cache.reorder(index) for cache in self.caches)
+        caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
         return replace(self, caches=caches, mask=self.mask.index_select(0, index))
 
 # %% ../nbs/11_t5.ipynb #f10e1191
@@ -546,7 +546,7 @@ class T5(Pretrained, nn.Module):
         )  # hides what comes later, once for all blocks
         self.encoder = Stack(c, c.n_layers)
         self.decoder = Stack(c, c.n_decoder_layers, cross=True)
-        self.head = None if c.tied else nn.Linear(c.d_model, c.vocab_size, bias=False)
+        self.head = None if c.tied else Linear(c.d_model, c.vocab_size, bias=False)
         self.dropout = nn.Dropout(c.dropout)
         self.initialise(self)
 
@@ -609,7 +609,7 @@ class T5(Pretrained, nn.Module):
         """The head on the decoder's states."""
         if self.head is not None:
             return self.head(x)
-        return F.linear(x * self.config.d_model**-0.5, self.tokens.weight)
+        return affine(x * self.config.d_model**-0.5, self.tokens.weight)
 
     @torch.no_grad()
     def start(

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .attention import Attention, KVCache
+from .linear import Linear, affine
 
 # %% ../nbs/06_transformer.ipynb #c127ffc0
 def sinusoidal_positions(n: int, d: int) -> Float[Tensor, "n d"]:
@@ -142,8 +143,8 @@ class FeedForward(nn.Module):
         super().__init__()
         c = config
         self.activation, self.gated = ACTIVATIONS[c.activation], c.gated
-        self.up = nn.Linear(c.d_model, c.d_ff * (1 + c.gated), c.bias)
-        self.down = nn.Linear(c.d_ff, c.d_model, c.bias)
+        self.up = Linear(c.d_model, c.d_ff * (1 + c.gated), c.bias)
+        self.down = Linear(c.d_ff, c.d_model, c.bias)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         x = self.up(x)
@@ -178,9 +179,10 @@ class BlockCache(NamedTuple):
     own: KVCache
     memory: KVCache | None
 
-    def reorder(self, index: Int[Tensor, "r"]) -> "BlockCache":
-        """The cache whose row i is this one's row index[i]."""
-        return BlockCache(*(cache and cache.reorder(index) for cache in self))
+    def reorder(self, index: Int[Tensor, "r"], filled: int | None = None) -> "BlockCache":
+        """The cache whose row i is this one's row index[i]; `filled` of its own places are."""
+        memory = None if self.memory is None else self.memory.reorder(index)
+        return BlockCache(self.own.reorder(index, filled), memory)
 
 
 class Block(nn.Module):
@@ -338,7 +340,7 @@ class Embedding(nn.Module):
 
     def logits(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n v"]:
         """The dot product of each state with each token's vector."""
-        return F.linear(x, self.tokens.weight)
+        return affine(x, self.tokens.weight)
 
 # %% ../nbs/06_transformer.ipynb #80b4c576
 @torch.no_grad()
@@ -379,7 +381,7 @@ class TransformerState:
 
     def reorder(self, index: Int[Tensor, "r"]) -> "TransformerState":
         """The state whose row i is this one's row index[i]."""
-        caches = tuple(cache.reorder(index) for cache in self.caches)
+        caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
         return TransformerState(caches, self.mask.index_select(0, index), self.length)
 
 # %% ../nbs/06_transformer.ipynb #a9930194

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import Layout, Pretrained
+from .linear import affine
 from .transformer import BlockConfig, Stack, check_counts, initialise_normal
 
 # %% ../nbs/12_vit.ipynb #9ebb6279
@@ -136,7 +137,7 @@ class Patches(nn.Module):
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b n d"]:
         matrix = rearrange(self.weight, "d channels p q -> d (channels p q)")
-        return F.linear(to_patches(images, self.weight.shape[-1]), matrix, self.bias)
+        return affine(to_patches(images, self.weight.shape[-1]), matrix, self.bias)
 
 # %% ../nbs/12_vit.ipynb #06d49205
 def interpolate_places(

@@ -641,8 +641,10 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_one_wait_a_token_and_none_without_a_stop(search):
+def test_one_wait_a_token_and_none_without_a_stop(search, monkeypatch):
     lm = RandomLM(9)
+    if search is beam_search:  # as on a GPU, where `_best` doesn't look for ties
+        monkeypatch.setattr(decoding, "_LOOK_EVERY", {})
 
     def step(ids, state):
         logits, state = lm.step(ids, state)

@@ -1,0 +1,178 @@
+"The product by oneDNN against PyTorch's own, in every use that a model makes of it."
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import test_invariants
+from annotated_nlp.linear import _BOTH, _LARGE, Linear, affine
+from parity import GPU
+
+unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs too
+D, E = 512, 768  # large enough for oneDNN
+pytestmark = pytest.mark.skipif(not _BOTH, reason="PyTorch was built without MKL or without oneDNN")
+
+
+class Calls(TorchDispatchMode):
+    "Names of the operations that were called."
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})
+
+
+def by_onednn(call) -> bool:
+    with Calls() as calls:
+        call()
+    return "annotated_nlp::linear" in calls.names
+
+
+def tensors(*shape, dtype=torch.float32):
+    torch.manual_seed(0)
+    x = torch.randn(*shape, D, dtype=dtype)
+    return [t.requires_grad_() for t in (x, torch.randn(E, D, dtype=dtype) / D**0.5, torch.randn(E, dtype=dtype))]
+
+
+LAYOUTS = {
+    "one vector": lambda x: x[0, 0], "one row": lambda x: x[:1, 0], "rows": lambda x: x[0], "batch": lambda x: x,
+    "a place of each row": lambda x: x[:, 1], "four axes": lambda x: x[:, :, None],
+    "transposed": lambda x: x.mT.contiguous().mT, "repeated": lambda x: x[:1].expand(3, -1, -1),
+    "every other": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_like_pytorch(layout, bias):
+    "Values and all gradients in float32, and no further from the truth than PyTorch's own."
+    x, weight, b = tensors(3, 5)
+    b = b if bias else None
+    inputs = [t for t in (x, weight, b) if t is not None]
+
+    def run(product, *inputs):
+        x, weight, b = (*inputs, None)[:3]
+        y = product(LAYOUTS[layout](x), weight, b)
+        return [y, *torch.autograd.grad(y.square().sum() + y.sum(), inputs)]
+
+    assert by_onednn(lambda: run(affine, *inputs))
+    found, theirs = run(affine, *inputs), run(F.linear, *inputs)
+    truth = run(F.linear, *(t.double() for t in inputs))
+    for ours, other, true in zip(found, theirs, truth):
+        assert ours.shape == other.shape
+        assert_close(ours, other, rtol=1e-4, atol=1e-5 * true.abs().max().item())
+        assert (ours - true).abs().max() <= 3 * (other - true).abs().max() + 1e-6 * true.abs().max()
+
+
+def test_gradient_of_a_sum_and_of_a_part():
+    "Gradients that are one number read many times, and weights or inputs that take none."
+    x, weight, b = tensors(2, 5)
+    for wanted in ([x], [weight], [b], [x, b]):
+        found, theirs = (torch.autograd.grad(f(x, weight, b).sum(), wanted) for f in (affine, F.linear))
+        assert_close(found, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_of_a_gradient():
+    def twice(product):
+        x, weight, b = tensors(4)
+        (slope,) = torch.autograd.grad(product(x, weight, b).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (x, weight, b))
+
+    for ours, theirs in zip(twice(affine), twice(F.linear)):
+        assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_compiled(unchecked):
+    from annotated_nlp.linear import affine
+
+    def loss(product, x, weight, b):
+        return product(x, weight, b).relu().sum()
+
+    inputs = tensors(2, 5)
+    found = torch.autograd.grad(torch.compile(lambda *a: loss(affine, *a), fullgraph=True)(*inputs), inputs)
+    assert_close(found, torch.autograd.grad(loss(F.linear, *inputs), inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_function_transforms():
+    x, weight, b = tensors(4)
+    gradient = torch.func.grad(lambda w, x: affine(x, w, b).square().sum())
+    wanted = torch.func.grad(lambda w, x: F.linear(x, w, b).square().sum())
+    assert_close(gradient(weight, x), wanted(weight, x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["small", "float64", "bfloat16", "no rows", "meta", "autocast", "switched off"])
+def test_left_to_pytorch(name):
+    x, weight, b = (t.detach() for t in tensors(3))
+    contexts = {"autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+                "switched off": lambda: torch.backends.mkldnn.flags(enabled=False)}
+    inputs = {
+        "small": (x[:, :8], weight[:, :8], b), "float64": (x.double(), weight.double(), b.double()),
+        "bfloat16": (x.bfloat16(), weight.bfloat16(), b.bfloat16()), "no rows": (x[:0], weight, b),
+        "meta": (x.to("meta"), weight.to("meta"), b.to("meta")),
+    }.get(name, (x, weight, b))
+    with contexts.get(name, torch.no_grad)():
+        assert not by_onednn(lambda: affine(*inputs))
+        if name != "meta":
+            assert torch.equal(affine(*inputs), F.linear(*inputs))
+        assert affine(*inputs).shape == (len(inputs[0]), E)
+
+
+def test_exports_without_our_operation():
+    program = torch.export.export(Linear(D, E), (torch.randn(2, D),))
+    assert "annotated_nlp" not in str(program.graph)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, D - 1), torch.randn(2, D).double(), torch.randn(D, 2)])
+def test_refuses_what_pytorch_refuses(x, unchecked):
+    layer = Linear(D, E)
+    with pytest.raises(RuntimeError) as ours:
+        layer(x)
+    with pytest.raises(RuntimeError) as theirs:
+        F.linear(x, layer.weight, layer.bias)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_is_a_linear_layer():
+    "The same weights from the same seed, under the same names; it is copied and saved like PyTorch's."
+    assert E * D >= _LARGE
+    torch.manual_seed(1)
+    ours = Linear(D, E)
+    torch.manual_seed(1)
+    theirs = nn.Linear(D, E)
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values()))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    torch.save(ours, buffer := io.BytesIO())
+    buffer.seek(0)
+    x = torch.randn(3, D)
+    for other in copy.deepcopy(ours), torch.load(buffer, weights_only=False):
+        assert torch.equal(other(x), ours(x))
+
+
+@GPU
+@pytest.mark.gpu
+def test_on_a_gpu_pytorchs_own():
+    layer = Linear(D, E).cuda()
+    x = torch.randn(3, D, device="cuda")
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+def test_counted():
+    "PyTorch's counter of operations sees it as it sees its own."
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def count(product):
+        x, weight, b = tensors(2, 5)
+        with FlopCounterMode(display=False) as counter:
+            product(x, weight, b).sum().backward()
+        return counter.get_total_flops()
+
+    assert count(affine) == count(F.linear) == 3 * 2 * 10 * D * E
