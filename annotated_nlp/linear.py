@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['affine', 'Linear']
 
-# %% ../nbs/linear.ipynb #e4c4f993
+# %% ../nbs/linear.ipynb #5b241884
 import math
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-# %% ../nbs/linear.ipynb #70261919
+# %% ../nbs/linear.ipynb #9d1e0f5d
 @torch.library.custom_op("annotated_nlp::linear", mutates_args=(), device_types="cpu")
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -48,9 +48,9 @@ _by_onednn.register_autograd(_gradients, setup_context=_remember)
 def _flops(x: torch.Size, weight: torch.Size, *_, **__) -> int:
     return 2 * math.prod(x) * weight[0]
 
-# %% ../nbs/linear.ipynb #964c44f9
+# %% ../nbs/linear.ipynb #01948917
 _BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-_LARGE = 2**18  # entries
+_LARGE = 2**19  # entries
 _transformed = torch._C._are_functorch_transforms_active  # torch.func.grad and the like can't see into an operation
 
 

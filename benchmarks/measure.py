@@ -119,6 +119,19 @@ def growth_of(call: Callable, device: str) -> int:
     return most
 
 
+# Products with weights, as PyTorch and oneDNN name them.
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::mkldnn_convolution", "mkldnn::_linear_pointwise"}
+
+
+def products(call: Callable) -> float:
+    "The share of a call's time on the CPU that products with weights take: without them nothing can be computed."
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        started = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - started
+    return sum(e.self_cpu_time_total for e in profile.key_averages() if e.key in PRODUCTS) / 1e6 / seconds
+
+
 class Bout:
     "One contest on one device: both models with the same weights, and the ways of running them."
 
@@ -155,13 +168,12 @@ class Bout:
             found = self._compare(outputs)
             with self._as_timed():
                 self._compare(self._tried(calls)[1], self.dtype)
-                times = interleave(calls, self.rounds, self.device)
-        return self._row("s", times, found, notes)
+                return self._timed(calls, found, notes)
 
     def training(self) -> dict:
         "Loss, backward pass and a step of AdamW."
         calls, found, notes = self._steps
-        row = self._row("s", interleave(calls, self.rounds, self.device), found, notes)
+        row = self._timed(calls, found, notes)
         shape = self.contest.shape(self.models["ours"])
         if shape and self.device == "cuda":
             try:
@@ -204,9 +216,16 @@ class Bout:
                 if not torch.equal(found, wanted):
                     raise Different(f"{self.contest.name}, {kind} at batch {rows}: {' '.join(key)} writes other tokens")
             with self._as_timed():
-                times = interleave(calls, self.rounds, self.device)
-        row = self._row("s", times, 0.0, notes) | dict(rows=rows, length=size.prompt, new=new, beam=beam)
+                row = self._timed(calls, 0.0, notes)
+        row |= dict(rows=rows, length=size.prompt, new=new, beam=beam)
         return row | dict(tokens_per_s=per_second(row, rows * new))
+
+    def _timed(self, calls: dict[Key, Callable], found: float, notes: dict[str, str]) -> dict:
+        "A row of seconds; on a CPU with the share of `products` in our best mode."
+        row = self._row("s", interleave(calls, self.rounds, self.device), found, notes)
+        if self.device == "cpu":
+            row["products"] = products(calls["ours", row["best"]["ours"]])
+        return row
 
     def _row(self, unit: str, costs: dict[Key, list[float]], found: float, notes: dict[str, str]) -> dict:
         facts = dict(rows=self.size.rows, length=self.size.length, unit=unit, difference=found, notes=notes)

@@ -108,7 +108,7 @@ def _generate(model: nn.Module, mode: str, prompts: Tensor, new: int, beam: int)
 
 class _Writing(Contest):
     generates = True
-    sizes = {"cpu": Size(2, 64, 4, 16), "cuda": Size(16, 512, 64, 128), "tiny": Size(2, 8, 3, 4)}
+    sizes = {"cpu": Size(2, 64, 16, 32), "cuda": Size(16, 512, 64, 128), "tiny": Size(2, 8, 3, 4)}
 
     def theirs(self, ours):
         model = super().theirs(ours)
@@ -200,7 +200,7 @@ class T5Small(_Writing):
 
 class T5Base(T5Small):
     name = "T5-base"
-    sizes = _Writing.sizes | {"cpu": Size(1, 64, 4, 16)}
+    sizes = _Writing.sizes | {"cpu": Size(1, 64, 16, 32)}
     config = staticmethod(T5Config.base)
 
 

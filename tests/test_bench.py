@@ -7,6 +7,7 @@ import pytest
 import test_invariants
 import torch
 from annotated_nlp import lab
+from annotated_nlp.linear import affine
 from benchmarks import __main__ as bench
 from benchmarks import growth, measure, peers
 from test_lab import KEYS
@@ -50,6 +51,7 @@ def test_every_model_in_every_measure(runs, capsys):
         assert row["ratio"] == pytest.approx(sum(b / a for a, b in zip(ours, theirs)) / len(ours))
         for side in measure.SIDES:
             assert sum(row[side][row["best"][side]]) == min(map(sum, row[side].values()))
+        assert row["measure"] == "memory" or 0 < row["products"] < 1
         if "-" in row["measure"]:
             assert set(row["theirs"]) == {"dynamic", "static"} and row["new"] >= 1
     printed = capsys.readouterr().out
@@ -205,6 +207,14 @@ def test_bytes_of_a_call_are_those_alive_at_once():
         return x + 1
 
     assert measure.growth_of(call, "cpu") == pytest.approx(16_000, rel=0.02)
+
+
+def test_share_of_products():
+    x, weight = torch.randn(512, 1024), torch.randn(1024, 1024, requires_grad=True)
+    assert measure.products(lambda: x.exp()) == 0
+    # PyTorch's own names, and the operation of `annotated_nlp.linear`; both ways.
+    shares = [measure.products(lambda f=f: f(x, weight).sum().backward()) for f in (torch.nn.functional.linear, affine)]
+    assert all(0.5 < share <= 1 for share in shares)
 
 
 def test_bytes_of_a_model_count_tied_weights_once():

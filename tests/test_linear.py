@@ -15,7 +15,7 @@ from annotated_nlp.linear import _BOTH, _LARGE, Linear, affine
 from parity import GPU
 
 unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs too
-D, E = 512, 768  # large enough for oneDNN
+D, E = 512, 1024  # large enough for oneDNN
 pytestmark = pytest.mark.skipif(not _BOTH, reason="PyTorch was built without MKL or without oneDNN")
 
 
