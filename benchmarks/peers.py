@@ -200,7 +200,7 @@ class T5Small(_Writing):
 
 class T5Base(T5Small):
     name = "T5-base"
-    sizes = _Writing.sizes | {"cpu": Size(1, 64, 16, 32)}
+    sizes = _Writing.sizes | {"cpu": Size(1, 64, 16, 16)}
     config = staticmethod(T5Config.base)
 
 
