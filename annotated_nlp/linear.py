@@ -62,9 +62,11 @@ def affine(
     `torch.backends.mkldnn.flags(enabled=False)` leaves all to PyTorch. Raises RuntimeError where `F.linear` does.
     """
     large = weight.numel() >= _LARGE and x.numel() and x.shape[-1] == weight.shape[-1]
-    float32_on_cpu = all(a.dtype == torch.float32 and a.device.type == "cpu" for a in (x, weight))
-    plain = not (torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting() or _transformed())
-    if _BOTH and torch.backends.mkldnn.enabled and large and float32_on_cpu and plain:
+    plain = all(
+        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in (x, weight)
+    )
+    rewritten = torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting() or _transformed()
+    if _BOTH and torch.backends.mkldnn.enabled and large and plain and not rewritten:
         return _by_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
 

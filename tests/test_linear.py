@@ -31,6 +31,10 @@ class Calls(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+class Special(torch.Tensor):
+    "As quantization makes of weights."
+
+
 def by_onednn(call) -> bool:
     with Calls() as calls:
         call()
@@ -109,7 +113,7 @@ def test_function_transforms():
     assert_close(gradient(weight, x), wanted(weight, x), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["small", "float64", "bfloat16", "no rows", "meta", "autocast", "switched off"])
+@pytest.mark.parametrize("name", ["small", "float64", "bfloat16", "no rows", "meta", "autocast", "switched off", "a tensor of a special kind"])
 def test_left_to_pytorch(name):
     x, weight, b = (t.detach() for t in tensors(3))
     contexts = {"autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -118,6 +122,7 @@ def test_left_to_pytorch(name):
         "small": (x[:, :8], weight[:, :8], b), "float64": (x.double(), weight.double(), b.double()),
         "bfloat16": (x.bfloat16(), weight.bfloat16(), b.bfloat16()), "no rows": (x[:0], weight, b),
         "meta": (x.to("meta"), weight.to("meta"), b.to("meta")),
+        "a tensor of a special kind": (x, weight.as_subclass(Special), b),
     }.get(name, (x, weight, b))
     with contexts.get(name, torch.no_grad)():
         assert not by_onednn(lambda: affine(*inputs))
