@@ -120,7 +120,9 @@ def growth_of(call: Callable, device: str) -> int:
 
 
 # Products with weights, as PyTorch and oneDNN name them.
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::mkldnn_convolution", "mkldnn::_linear_pointwise"}
+PRODUCTS = {
+    "aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::mkldnn_convolution", "mkldnn::_linear_pointwise"
+}
 
 
 def products(call: Callable) -> float:
@@ -304,8 +306,8 @@ class Bout:
 
         def agree(calls: dict[Key, Callable], what: slice) -> tuple[dict[Key, Callable], float, dict[str, str]]:
             calls, outputs, notes = self._tried(calls)
-            found = max(self._compare(dict(zip(outputs, values))) for values in zip(*(x[what] for x in outputs.values())))
-            return calls, found, notes
+            numbers = zip(*(output[what] for output in outputs.values()))
+            return calls, max(self._compare(dict(zip(outputs, values))) for values in numbers), notes
 
         def step(key: Key) -> None:
             with torch.autocast(self.device, self.dtype, enabled=self.device == "cuda"):
