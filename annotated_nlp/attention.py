@@ -140,14 +140,13 @@ class KVCache:
 
         With `filled`, only so many positions are copied; what stands in the others is undefined.
         """
-        filled = self.k.shape[2] if filled is None else filled
-
-        def reordered(x: Tensor) -> Tensor:
-            new = x.new_empty(len(index), *x.shape[1:])
-            new[:, :, :filled] = x[:, :, :filled].index_select(0, index)
-            return new
-
-        return KVCache(reordered(self.k), reordered(self.v))
+        both = self.k, self.v
+        kept = (x[:, :, :filled].index_select(0, index) for x in both)
+        if filled is None:
+            return KVCache(*kept)
+        new = KVCache(*(x.new_empty(len(index), *x.shape[1:]) for x in both))
+        new.update(*kept, start=0)
+        return new
 
 # %% ../nbs/05_attention.ipynb #a1e4c55c
 class Attention(nn.Module):

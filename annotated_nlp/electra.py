@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .bert import Bert, BertConfig, BertEmbedding, Masked
 from .checkpoints import Layout, Pretrained
-from .linear import affine
+from .linear import Linear, affine
 from .transformer import ACTIVATIONS, NORMS, Stack, check_counts, initialise_normal
 
 # %% ../nbs/10_electra.ipynb #1941642b
@@ -125,7 +125,7 @@ class GeneratorHead(nn.Module):
 
     def __init__(self, config: ElectraConfig):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_embedding)
+        self.dense = Linear(config.d_model, config.d_embedding)
         self.norm = NORMS[config.norm](replace(config, d_model=config.d_embedding))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -161,7 +161,7 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: ElectraConfig):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
         self.activation = ACTIVATIONS[config.activation]
         self.out = nn.Linear(config.d_model, 1)
 
@@ -339,7 +339,7 @@ class ClassificationHead(nn.Module):
 
     def __init__(self, config: ElectraConfig):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
         self.out = nn.Linear(config.d_model, config.n_classes)
         self.dropout = nn.Dropout(config.dropout)
 

@@ -13,15 +13,18 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 # %% ../nbs/linear.ipynb #9d1e0f5d
-@torch.library.custom_op("annotated_nlp::linear", mutates_args=(), device_types="cpu")
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-@_by_onednn.register_fake  # tells torch.compile the shape
+_with_gradients = torch.library.custom_op("annotated_nlp::linear", _by_onednn, mutates_args=(), device_types="cpu")
+
+
+@_with_gradients.register_fake  # tells torch.compile the shape
 def _(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
@@ -35,23 +38,32 @@ def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_x, to_weight, to_bias = ctx.needs_input_grad
     rows, seen = (rearrange(a, "... d -> (...) d") for a in (grad, x))
     return (
-        _by_onednn(grad, weight.t(), None) if to_x else None,
-        _by_onednn(rows.t(), seen.t(), None) if to_weight else None,
+        _with_gradients(grad, weight.t(), None) if to_x else None,
+        _with_gradients(rows.t(), seen.t(), None) if to_weight else None,
         rows.sum(0) if to_bias else None,
     )
 
 
-_by_onednn.register_autograd(_gradients, setup_context=_remember)
+_with_gradients.register_autograd(_gradients, setup_context=_remember)
 
 
-@register_flop_formula(torch.ops.annotated_nlp.linear)
+@register_flop_formula([torch.ops.annotated_nlp.linear, torch.ops.mkldnn._linear_pointwise])
 def _flops(x: torch.Size, weight: torch.Size, *_, **__) -> int:
     return 2 * math.prod(x) * weight[0]
 
 # %% ../nbs/linear.ipynb #01948917
 _BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 _LARGE = 2**19  # entries
-_transformed = torch._C._are_functorch_transforms_active  # torch.func.grad and the like can't see into an operation
+
+
+def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    plain = all(
+        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in (x, weight)
+    )
+    rewritten = torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting()
+    # torch.func.grad and the like, and derivatives forward, can't see into an operation.
+    derived = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return plain and not rewritten and not derived and x.numel() > 0 and x.shape[-1] == weight.shape[-1]
 
 
 def affine(
@@ -61,12 +73,10 @@ def affine(
 
     `torch.backends.mkldnn.flags(enabled=False)` leaves all to PyTorch. Raises RuntimeError where `F.linear` does.
     """
-    large = weight.numel() >= _LARGE and x.numel() and x.shape[-1] == weight.shape[-1]
-    plain = all(
-        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in (x, weight)
-    )
-    rewritten = torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting() or _transformed()
-    if _BOTH and torch.backends.mkldnn.enabled and large and plain and not rewritten:
+    large = _BOTH and weight.numel() >= _LARGE
+    if large and torch.backends.mkldnn.enabled and _suits_onednn(x, weight):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return _with_gradients(x, weight, bias)
         return _by_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
 

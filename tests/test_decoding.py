@@ -495,8 +495,11 @@ def test_ties_go_to_the_lower_id():
 def test_best_is_a_stable_sort(rows, n):
     scores = torch.tensor(rows)
     values, places = scores.sort(dim=1, descending=True, stable=True)
-    ours = _best(scores, n)
-    assert torch.equal(ours[0], values[:, :n]) and torch.equal(ours[1], places[:, :n])
+    with pytest.MonkeyPatch.context() as patch:
+        for looks in (decoding._LOOK_EVERY, {}):  # as on a CPU, and as on a GPU
+            patch.setattr(decoding, "_LOOK_EVERY", looks)
+            ours = _best(scores, n)
+            assert torch.equal(ours[0], values[:, :n]) and torch.equal(ours[1], places[:, :n])
 
 
 def breaks_after_the_end(fed):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,7 +39,7 @@ class Special(torch.Tensor):
 def by_onednn(call) -> bool:
     with Calls() as calls:
         call()
-    return "annotated_nlp::linear" in calls.names
+    return bool({"annotated_nlp::linear", "mkldnn::_linear_pointwise"} & set(calls.names))
 
 
 def tensors(*shape, dtype=torch.float32):
@@ -104,6 +105,29 @@ def test_compiled(unchecked):
     inputs = tensors(2, 5)
     found = torch.autograd.grad(torch.compile(lambda *a: loss(affine, *a), fullgraph=True)(*inputs), inputs)
     assert_close(found, torch.autograd.grad(loss(F.linear, *inputs), inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(off, unchecked):
+    "oneDNN's operation alone, with the same result; ours where a compiler needs to know it."
+    from annotated_nlp.linear import affine
+
+    inputs = [t.detach() for t in tensors(2, 5)]
+    wanted = affine(*tensors(2, 5)).detach()
+    with off(), Calls() as calls:
+        assert torch.equal(affine(*inputs), wanted)
+    assert "mkldnn::_linear_pointwise" in calls.names and "annotated_nlp::linear" not in calls.names
+    with off():
+        assert torch.equal(torch.compile(lambda *a: affine(*a), fullgraph=True)(*inputs), wanted)
+
+
+@pytest.mark.parametrize("off", [torch.enable_grad, torch.no_grad])
+def test_forward_derivative(off):
+    x, weight, b = tensors(2, 5)
+    direction = torch.randn(2, 5, D)
+    with off(), forward_ad.dual_level():
+        found = forward_ad.unpack_dual(affine(forward_ad.make_dual(x, direction), weight, b)).tangent
+    assert_close(found, F.linear(direction, weight), rtol=1e-4, atol=1e-4)
 
 
 def test_function_transforms():
@@ -180,4 +204,10 @@ def test_counted():
             product(x, weight, b).sum().backward()
         return counter.get_total_flops()
 
+    def count_forward(product):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            product(*tensors(2, 5))
+        return counter.get_total_flops()
+
     assert count(affine) == count(F.linear) == 3 * 2 * 10 * D * E
+    assert count_forward(affine) == count_forward(F.linear) == 2 * 10 * D * E
