@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -211,3 +213,11 @@ def test_counted():
 
     assert count(affine) == count(F.linear) == 3 * 2 * 10 * D * E
     assert count_forward(affine) == count_forward(F.linear) == 2 * 10 * D * E
+
+
+def test_defined_twice():
+    "As when a reader runs the page's cells again, or runs them after importing the package."
+    code = "import runpy; from annotated_nlp import linear; again = runpy.run_path(linear.__file__); " \
+           "import torch; print(again['affine'](torch.ones(2, 512), torch.ones(1024, 512)).unique().tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[512.0]", done.stderr
