@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site test sync chapters lab-run bench jupyter gpu new-chapter hooks export clean
+.PHONY: help book site test sync chapters lab-run bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -56,6 +56,9 @@ bench: .venv/.dev  ## time every model beside its peer, and its cost as the work
 	@$(BIN)/python -m benchmarks peers $(ARGS)
 	@$(BIN)/python -m benchmarks growth $(ARGS)
 
+measures: .venv/.dev site  ## store what each page of the site weighs, and what axe finds on it
+	@$(BIN)/python -m tools.measures
+
 jupyter: .venv/.dev  ## open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab nbs
 
@@ -68,7 +71,7 @@ new-chapter: .venv/.dev  ## lay out a new chapter that runs and passes the tests
 hooks: .venv/.dev  ## check at each commit that notebooks are clean, the package in sync and ruff content
 	@$(BIN)/pre-commit install
 
-export: .venv/.dev  ## write the package and the README from the notebooks, and clean the notebooks
+export: .venv/.dev  ## write the package, the README and the API page from the notebooks, and clean the notebooks
 	@$(BIN)/python -m tools.check mend
 
 clean:  ## remove the built site and caches (not .venv)

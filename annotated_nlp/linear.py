@@ -17,8 +17,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 # %% ../nbs/linear.ipynb #9d1e0f5d
+_PRODUCT = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # None: PyTorch was built without oneDNN
+
+
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return _PRODUCT(x, weight, bias, "none", [], "")
 
 
 _with_gradients = torch.library.custom_op("annotated_nlp::linear", _by_onednn, mutates_args=(), device_types="cpu")
@@ -36,26 +39,24 @@ def _remember(ctx, inputs, output) -> None:
 def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     to_x, to_weight, to_bias = ctx.needs_input_grad
-    rows, seen = (rearrange(a, "... d -> (...) d") for a in (grad, x))
+    by_output, by_input = (rearrange(a, "... d -> d (...)") for a in (grad, x))
     return (
-        _with_gradients(grad, weight.t(), None) if to_x else None,
-        _with_gradients(rows.t(), seen.t(), None) if to_weight else None,
-        rows.sum(0) if to_bias else None,
+        _with_gradients(grad, rearrange(weight, "e d -> d e"), None) if to_x else None,
+        _with_gradients(by_output, by_input, None) if to_weight else None,
+        by_output.sum(1) if to_bias else None,
     )
 
 
 _with_gradients.register_autograd(_gradients, setup_context=_remember)
 
 
-_NAMES = torch.ops.annotated_nlp.linear, torch.ops.mkldnn._linear_pointwise
-
-
-@register_flop_formula([name for name in _NAMES if name not in flop_registry])  # once, however often this runs
+# Each once, however often this cell runs.
+@register_flop_formula([op for op in (torch.ops.annotated_nlp.linear, _PRODUCT) if op not in {None, *flop_registry}])
 def _flops(x: torch.Size, weight: torch.Size, *_, **__) -> int:
     return 2 * math.prod(x) * weight[0]
 
 # %% ../nbs/linear.ipynb #01948917
-_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and _PRODUCT is not None
 _LARGE = 2**19  # entries
 
 

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 PAGE = Path(__file__).resolve().parent.parent / "nbs" / "api.ipynb"
 MODULES = [m.name for m in pkgutil.iter_modules(annotated_nlp.__path__) if not m.name.startswith("_")]
-MEND = "the API page is stale; `make chapters NAMES=api` mends it"
+MEND = "the API page is stale; `make export` mends it"
 
 
 def written(nb) -> list[str]:

@@ -215,6 +215,29 @@ def test_counted():
     assert count_forward(affine) == count_forward(F.linear) == 2 * 10 * D * E
 
 
+def test_pytorch_without_onednn():
+    "As on a Mac: the package can be imported, and all is left to PyTorch."
+    code = """
+import torch
+
+del torch.ops.mkldnn._linear_pointwise  # PyTorch has looked it up already
+space = type(torch.ops.mkldnn)
+found = space.__getattr__
+
+def without(self, name):
+    if name == "_linear_pointwise":
+        raise AttributeError(name)
+    return found(self, name)
+
+space.__getattr__ = without
+from annotated_nlp.linear import affine, _BOTH, _PRODUCT
+x, weight = torch.randn(2, 512), torch.randn(1024, 512)
+print(_BOTH, _PRODUCT, torch.equal(affine(x, weight), torch.nn.functional.linear(x, weight)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False None True", done.stderr
+
+
 def test_defined_twice():
     "As when a reader runs the page's cells again, or runs them after importing the package."
     code = "import runpy; from annotated_nlp import linear; again = runpy.run_path(linear.__file__); " \

@@ -1,10 +1,7 @@
 "The built site as a reader meets it: in a browser, at a desk and on a phone, by day and by night."
 
-import gzip
-import http.server
 import io
 import re
-import threading
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -22,25 +19,12 @@ PAGES = sorted(page.relative_to(site.SITE).as_posix() for page in site.SITE.rglo
 CHAPTERS = [page for page in PAGES if page[0].isdigit()]
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 WEIGHT = 1_500_000  # bytes of a page with all that it fetches, texts compressed as servers send them
-# Every movement of what is on the screen that the reader did not cause, as browsers measure it.
-SHIFTS = """window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(
-    entry => { if (!entry.hadRecentInput) window.shift += entry.value })).observe({type: 'layout-shift', buffered: true})"""
-# Each kind of token, a few formulas and the first rows of each table stand for the rest: axe looks at every element that
-# is left, and code, formulas and rows are made of tens of thousands that differ in nothing but their text.
-THIN = """() => { const seen = new Set();
-    document.querySelectorAll('pre code span').forEach(
-        e => seen.has(e.className) ? e.replaceWith(...e.childNodes) : seen.add(e.className));
-    document.querySelectorAll('main .katex').forEach((e, i) => i > 3 && e.remove());
-    document.querySelectorAll('main tbody').forEach(body => [...body.rows].slice(3).forEach(row => row.remove()));
-    document.normalize() }"""
 
 
 @pytest.fixture(scope="module")
 def address():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), site.Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with site.served() as it:
+        yield it
 
 
 @pytest.fixture
@@ -51,37 +35,16 @@ def visit(browser, address):
     def go(name, **options):
         context = web.context(browser, **options)
         contexts.append(context)
-        page = context.new_page()
-        page.wrong, page.fetched = [], []
-        page.add_init_script(SHIFTS)
-        page.on("response", lambda r: page.fetched.append(r))
-        page.set_default_timeout(30_000)
-        page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
-        page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
-        page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
-        page.on("response", lambda r: r.status >= 400 and page.wrong.append(f"{r.status}: {r.url}"))
-        page.goto(f"{address}/{name}", wait_until="networkidle")
-        return page
+        return web.visit(context, f"{address}/{name}")
 
     yield go
     for context in contexts:
         context.close()
 
 
-def weight(page):
-    "Bytes that came over the wire for this page, had the server compressed what is text."
-    text = (".html", ".css", ".js", ".svg")
-    bodies = {r.url.split("?")[0]: r.body() for r in page.fetched if r.ok}
-    return sum(len(gzip.compress(body) if url.endswith(text) else body) for url, body in bodies.items())
-
-
 def hindrances(page):
-    "What axe finds serious or critical, over all of its rules; the page is of no use to another test afterwards."
-    page.evaluate(THIN)
-    page.add_script_tag(path=web.axe())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    assert len(found["passes"]) > 10
-    return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]
+    "What axe finds serious or critical; the page is of no use to another test afterwards."
+    return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in web.violations(page)
             if v["impact"] in ("serious", "critical")]
 
 
@@ -107,10 +70,10 @@ def test_page(visit, name):
     figures = page.locator("main img")
     missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
     assert not missing, f"images without alternative text: {missing}"
-    figures.evaluate_all("all => Promise.all(all.map(img => { img.loading = 'eager'; return img.decode() }))")
+    web.load_figures(page)
     assert figures.evaluate_all("all => all.every(img => img.naturalWidth && img.getAttribute('width'))")
-    assert page.evaluate("window.shift") < 0.05, "the page jumps while it loads"
-    assert weight(page) < WEIGHT
+    assert web.shift(page) < 0.05, "the page jumps while it loads"
+    assert web.weight(page) < WEIGHT
     assert page.wrong == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import readme
+from . import chapters, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
@@ -24,10 +24,11 @@ def _generated(root: Path) -> dict[Path, bytes]:
 
 
 def mend() -> None:
-    "Export the package, clean the notebooks, write the README."
+    "Export the package, clean the notebooks, write the README and the API page."
     nbdev_clean()
     nbdev_export()
     readme.write()
+    chapters.run(chapters.NBS / "api.ipynb")  # signatures, docstrings and the lines that they stand in
 
 
 def sync() -> int:

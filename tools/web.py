@@ -1,5 +1,6 @@
 "A headless Chromium that sees the site as a reader does, with no network but this machine."
 
+import gzip
 import mimetypes
 import os
 import re
@@ -13,6 +14,20 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 CACHE = Path(__file__).resolve().parent.parent / ".venv" / "npm"
+# Every movement of what is on the screen that the reader did not cause, as browsers measure it.
+_SHIFTS = """window.shift = 0;
+    new PerformanceObserver(list => list.getEntries().forEach(
+        entry => { if (!entry.hadRecentInput) window.shift += entry.value })
+    ).observe({type: 'layout-shift', buffered: true})"""
+# Each kind of token, a few formulas and the first rows of each table stand for the rest: axe looks at every element
+# that is left, and code, formulas and rows are made of tens of thousands that differ in nothing but their text.
+_THIN = """() => { const seen = new Set();
+    document.querySelectorAll('pre code span').forEach(
+        e => seen.has(e.className) ? e.replaceWith(...e.childNodes) : seen.add(e.className));
+    document.querySelectorAll('main .katex').forEach((e, i) => i > 3 && e.remove());
+    document.querySelectorAll('main tbody').forEach(body => [...body.rows].slice(3).forEach(row => row.remove()));
+    document.normalize() }"""
+_TEXTS = ".html", ".css", ".js", ".svg"
 _NPM = re.compile(r"https://cdn\.jsdelivr\.net/npm/((?:@[^/]+/)?[^/@]+)@([^/]+)/(.+)")
 
 
@@ -68,3 +83,44 @@ def context(browser, **options):
     made = browser.new_context(**options)
     made.route(_NPM, _fulfil)
     return made
+
+
+def visit(context, address: str):
+    "Open a page: what it fetches stands in `page.fetched`, what goes wrong on it in `page.wrong`."
+    page = context.new_page()
+    page.wrong, page.fetched = [], []
+    page.add_init_script(_SHIFTS)
+    page.on("response", lambda r: page.fetched.append(r))
+    page.set_default_timeout(30_000)
+    page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
+    page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
+    page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
+    page.on("response", lambda r: r.status >= 400 and page.wrong.append(f"{r.status}: {r.url}"))
+    page.goto(address, wait_until="networkidle")
+    return page
+
+
+def load_figures(page) -> None:
+    "Those too that wait until they are scrolled to."
+    page.locator("main img").evaluate_all(
+        "all => Promise.all(all.map(img => { img.loading = 'eager'; return img.decode() }))")
+
+
+def weight(page) -> int:
+    "Bytes that came over the wire for this page, had the server compressed what is text."
+    bodies = {r.url.split("?")[0]: r.body() for r in page.fetched if r.ok}
+    return sum(len(gzip.compress(body) if url.endswith(_TEXTS) else body) for url, body in bodies.items())
+
+
+def shift(page) -> float:
+    "The layout shift so far: 0 when nothing moved while the page loaded; up to 0.1 counts as good."
+    return page.evaluate("window.shift")
+
+
+def violations(page) -> list[dict]:
+    "What axe finds, over all of its rules; the page is of no further use afterwards."
+    page.evaluate(_THIN)
+    page.add_script_tag(path=axe())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert len(found["passes"]) > 10
+    return found["violations"]
