@@ -60,14 +60,18 @@ _BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available
 _LARGE = 2**19  # entries
 
 
-def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    tensors = (x, weight) if bias is None else (x, weight, bias)
     plain = all(
-        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in (x, weight)
+        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in tensors
     )
+    fits = x.numel() > 0 and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]
+    if bias is not None:  # oneDNN reads one as if its entries stood side by side
+        fits = fits and bias.shape == weight.shape[:1] and bias.is_contiguous()
     rewritten = torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting()
     # torch.func.grad and the like, and derivatives forward, can't see into an operation.
     derived = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return plain and not rewritten and not derived and x.numel() > 0 and x.shape[-1] == weight.shape[-1]
+    return plain and fits and not rewritten and not derived
 
 
 def affine(
@@ -78,7 +82,7 @@ def affine(
     `torch.backends.mkldnn.flags(enabled=False)` leaves all to PyTorch. Raises RuntimeError where `F.linear` does.
     """
     large = _BOTH and weight.numel() >= _LARGE
-    if large and torch.backends.mkldnn.enabled and _suits_onednn(x, weight):
+    if large and torch.backends.mkldnn.enabled and _suits_onednn(x, weight, bias):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return _with_gradients(x, weight, bias)
         return _by_onednn(x, weight, bias)

@@ -172,6 +172,47 @@ def test_refuses_what_pytorch_refuses(x, unchecked):
     assert str(ours.value) == str(theirs.value)
 
 
+STRANGE = {
+    "bias of float64": (3, (E, D), torch.ones(E).double()), "bias too short": (3, (E, D), torch.ones(E - 1)),
+    "bias too long": (3, (E, D), torch.ones(E + 1)), "bias of two axes": (3, (E, D), torch.randn(1, E)),
+    "one number": (3, (E, D), torch.tensor(2.0)), "one number in a row": (3, (E, D), torch.tensor([2.0])),
+    "weight of one axis": (3, (E * D,), None), "weight of three axes": (3, (2, E, D), None),
+    "x of no axis": (None, (E, D), None),
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_arguments_are_pytorchs(case, gradients, unchecked):
+    "oneDNN takes some of them for others, up to reading beyond their end."
+    from annotated_nlp.linear import affine
+
+    rows, shape, bias = STRANGE[case]
+    torch.manual_seed(0)
+    weight = torch.randn(shape)
+    x = torch.tensor(1.0) if rows is None else torch.randn(rows, shape[-1])
+
+    def outcome(product):
+        try:
+            with torch.set_grad_enabled(gradients):
+                return product(x, weight, bias)
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    ours, theirs = outcome(affine), outcome(F.linear)
+    assert torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_arguments_that_lie_otherwise_in_memory(gradients):
+    torch.manual_seed(0)
+    x, wide = torch.randn(3, D), torch.randn(2 * E, D)
+    with torch.set_grad_enabled(gradients):
+        for weight in (torch.randn(D, E).t(), wide[::2], wide[E:]):
+            for bias in (torch.randn(2 * E)[::2], torch.ones(1).expand(E)):
+                assert_close(affine(x, weight, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
 def test_is_a_linear_layer():
     "The same weights from the same seed, under the same names; it is copied and saved like PyTorch's."
     assert E * D >= _LARGE
