@@ -10,7 +10,8 @@ from annotated_nlp import lab
 ROOT = Path(__file__).resolve().parent.parent
 STORED = sorted((ROOT / "annotated_nlp" / "results").glob("*.json"))
 KEYS = {"name", "device", "hardware", "versions", "commit", "command", "when", "wall_s", "settings", "numbers"}
-OTHERS = {"gpu": "make gpu", "bench": "make bench", "bench_growth": "make bench"}  # records that are no page's
+# Records that are no page's, and the commands that make them.
+OTHERS = {"gpu": "make gpu", "bench": "make bench", "bench_growth": "make bench", "site": "make measures"}
 FULL, QUICK = dict(steps=400, digits=(1, 9), lr=1e-3), dict(steps=2, digits=(1, 2), lr=1e-3)
 
 
