@@ -18,7 +18,6 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .linear import Linear
 
 # %% ../nbs/05_attention.ipynb #f83e21d0
 def scaled_dot_product(
@@ -184,10 +183,10 @@ class Attention(nn.Module):
         self.scale, self.dropout, self.causal, self.cross = scale, dropout, causal, d_memory is not None
         width = n_heads * self.d_head
         if self.cross:
-            self.q, self.kv = Linear(d_model, width, bias), Linear(d_memory, 2 * width, bias)
+            self.query, self.key_value = nn.Linear(d_model, width, bias), nn.Linear(d_memory, 2 * width, bias)
         else:
-            self.qkv = Linear(d_model, 3 * width, bias)
-        self.out = Linear(width, d_model, bias)
+            self.query_key_value = nn.Linear(d_model, 3 * width, bias)
+        self.out = nn.Linear(width, d_model, bias)
 
     def forward(
         self,
@@ -207,11 +206,11 @@ class Attention(nn.Module):
         """
         self._check_call(memory, cache, start)
         if self.cross:
-            (q,) = self._heads(self.q(x))
+            (q,) = self._heads(self.query(x))
             kv = self.remember(memory) if cache is None else cache
             k, v = kv.k, kv.v
         else:
-            q, k, v = self._heads(self.qkv(x))
+            q, k, v = self._heads(self.query_key_value(x))
             if cache is not None:
                 k, v = cache.update(k, v, start)
         n, m = q.shape[2], k.shape[2]
@@ -231,7 +230,7 @@ class Attention(nn.Module):
             raise ValueError(
                 "this is self-attention and has no memory to remember; use new_cache(batch_size, max_len)"
             )
-        return KVCache(*self._heads(self.kv(memory)))
+        return KVCache(*self._heads(self.key_value(memory)))
 
     def new_cache(self, batch_size: int, max_len: int) -> KVCache:
         """Self-attention: an empty cache with room for `max_len` positions."""

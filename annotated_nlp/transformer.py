@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .attention import Attention, KVCache
-from .linear import Linear, affine
 
 # %% ../nbs/06_transformer.ipynb #c127ffc0
 def sinusoidal_positions(n: int, d: int) -> Float[Tensor, "n d"]:
@@ -143,8 +142,8 @@ class FeedForward(nn.Module):
         super().__init__()
         c = config
         self.activation, self.gated = ACTIVATIONS[c.activation], c.gated
-        self.up = Linear(c.d_model, c.d_ff * (1 + c.gated), c.bias)
-        self.down = Linear(c.d_ff, c.d_model, c.bias)
+        self.up = nn.Linear(c.d_model, c.d_ff * (1 + c.gated), c.bias)
+        self.down = nn.Linear(c.d_ff, c.d_model, c.bias)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         x = self.up(x)
@@ -155,22 +154,22 @@ class FeedForward(nn.Module):
 
 # %% ../nbs/06_transformer.ipynb #7da73f4a
 class Sublayer(nn.Module):
-    """A residual connection around `f`: norm(x + f(x)), or x + f(norm(x)) with `norm_first`.
+    """A residual connection around `layer`: norm(x + layer(x)), or x + layer(norm(x)) with `norm_first`.
 
-    Vaswani et al. 2017, section 3.1, with dropout on f's output (section 5.4); pre-norm:
-    Xiong et al. 2020. What `f` needs beside x is passed on.
+    Vaswani et al. 2017, section 3.1, with dropout on its output (section 5.4); pre-norm:
+    Xiong et al. 2020. What `layer` needs beside x is passed on.
     """
 
-    def __init__(self, config: BlockConfig, f: nn.Module):
+    def __init__(self, config: BlockConfig, layer: nn.Module):
         super().__init__()
-        self.f, self.norm = f, NORMS[config.norm](config)
+        self.layer, self.norm = layer, NORMS[config.norm](config)
         self.norm_first = config.norm_first
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Float[Tensor, "b n d"], **others) -> Float[Tensor, "b n d"]:
         if self.norm_first:
-            return x + self.dropout(self.f(self.norm(x), **others))
-        return self.norm(x + self.dropout(self.f(x, **others)))
+            return x + self.dropout(self.layer(self.norm(x), **others))
+        return self.norm(x + self.dropout(self.layer(x, **others)))
 
 # %% ../nbs/06_transformer.ipynb #f9b044a6
 class BlockCache(NamedTuple):
@@ -234,8 +233,8 @@ class Block(nn.Module):
                 f"memory is {'given' if self.cross is None else 'missing'}: a block reads one if "
                 "it was made with cross=True, and must then be given it"
             )
-        own = self.attention.f.new_cache(batch_size, max_len)
-        across = None if self.cross is None else self.cross.f.remember(memory)
+        own = self.attention.layer.new_cache(batch_size, max_len)
+        across = None if self.cross is None else self.cross.layer.remember(memory)
         return BlockCache(own, across)
 
 # %% ../nbs/06_transformer.ipynb #a2f74f3d
@@ -340,13 +339,13 @@ class Embedding(nn.Module):
 
     def logits(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n v"]:
         """The dot product of each state with each token's vector."""
-        return affine(x, self.tokens.weight)
+        return F.linear(x, self.tokens.weight)
 
 # %% ../nbs/06_transformer.ipynb #80b4c576
 @torch.no_grad()
 def _initialise(model: "Transformer") -> None:
     "Glorot's uniform matrices, embeddings of variance 1/d, biases of zero."
-    side_by_side = {"qkv": 3, "kv": 2, "up": 1 + model.config.gated}
+    side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + model.config.gated}
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

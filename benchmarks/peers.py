@@ -233,8 +233,8 @@ class ViTB16Timm(ViTB16):
         )
         names = {
             "embedding.patches": "patch_embed.proj", "embedding.places": "pos_embed", "embedding.tokens": "cls_token",
-            "stack.": "", "attention.norm": "norm1", "attention.f.qkv": "attn.qkv", "attention.f.out": "attn.proj",
-            "feed_forward.norm": "norm2", "feed_forward.f.up": "mlp.fc1", "feed_forward.f.down": "mlp.fc2",
+            "stack.": "", "attention.norm": "norm1", "attention.layer.query_key_value": "attn.qkv", "attention.layer.out": "attn.proj",
+            "feed_forward.norm": "norm2", "feed_forward.layer.up": "mlp.fc1", "feed_forward.layer.down": "mlp.fc2",
         }
         weights = {}
         for name, value in ours.state_dict().items():
@@ -267,14 +267,14 @@ class PyTorchs(nn.Module):
     def _copy(self, block: nn.Module, layer: nn.Module) -> None:
         for i, sublayer in enumerate(filter(None, (block.attention, block.cross, block.feed_forward)), 1):
             getattr(layer, f"norm{i}").load_state_dict(sublayer.norm.state_dict())
-        self._copy_attention(block.attention.f, layer.self_attn)
+        self._copy_attention(block.attention.layer, layer.self_attn)
         if block.cross is not None:
-            self._copy_attention(block.cross.f, layer.multihead_attn)
-        layer.linear1.load_state_dict(block.feed_forward.f.up.state_dict())
-        layer.linear2.load_state_dict(block.feed_forward.f.down.state_dict())
+            self._copy_attention(block.cross.layer, layer.multihead_attn)
+        layer.linear1.load_state_dict(block.feed_forward.layer.up.state_dict())
+        layer.linear2.load_state_dict(block.feed_forward.layer.down.state_dict())
 
     def _copy_attention(self, mine: Attention, their: nn.MultiheadAttention) -> None:
-        parts = [mine.q, mine.kv] if mine.cross else [mine.qkv]
+        parts = [mine.query, mine.key_value] if mine.cross else [mine.query_key_value]
         their.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
         their.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         their.out_proj.load_state_dict(mine.out.state_dict())

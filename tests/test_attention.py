@@ -193,7 +193,7 @@ def like(theirs, causal=False):
         if theirs.in_proj_bias is not None:
             state |= {"q.bias": theirs.in_proj_bias[: theirs.embed_dim], "kv.bias": theirs.in_proj_bias[theirs.embed_dim :]}
     else:
-        state |= {"qkv.weight": theirs.in_proj_weight} | ({} if theirs.in_proj_bias is None else {"qkv.bias": theirs.in_proj_bias})
+        state |= {"query_key_value.weight": theirs.in_proj_weight} | ({} if theirs.in_proj_bias is None else {"query_key_value.bias": theirs.in_proj_bias})
     ours.load_state_dict(state)
     return ours
 
@@ -230,15 +230,15 @@ def test_against_pytorch(kind, bias, need_weights):
     assert_close(*total, rtol=1e-5, atol=0)  # all parameters' gradients, however they are laid out
     if kind != "cross":
         names = [name for name, _ in ours.named_parameters()]
-        assert_close(dict(zip(names, found[1:]))["qkv.weight"], dict(zip([n for n, _ in theirs.named_parameters()], wanted[1:]))["in_proj_weight"], **EXACT)
+        assert_close(dict(zip(names, found[1:]))["query_key_value.weight"], dict(zip([n for n, _ in theirs.named_parameters()], wanted[1:]))["in_proj_weight"], **EXACT)
 
 
 def test_head_width_of_its_own():
     "T5-11B has 128 heads of 128 in a model of width 1,024: the projections are then not square."
     layer = Attention(12, 3, d_head=8, bias=False, scale=1.0)
-    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {"qkv.weight": (72, 12), "out.weight": (12, 24)}
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {"query_key_value.weight": (72, 12), "out.weight": (12, 24)}
     x, bias = torch.randn(2, 5, 12), torch.randn(1, 3, 5, 5)
-    q, k, v = rearrange(x @ layer.qkv.weight.T, "b n (p h k) -> p b h n k", p=3, h=3)
+    q, k, v = rearrange(x @ layer.query_key_value.weight.T, "b n (p h k) -> p b h n k", p=3, h=3)
     wanted = rearrange(F.softmax(q @ k.mT + bias, -1) @ v, "b h n k -> b n (h k)") @ layer.out.weight.T
     assert_close(layer(x, bias=bias), wanted, **EXACT)
     assert_close(layer(x, bias=bias, need_weights=True)[0], wanted, **EXACT)

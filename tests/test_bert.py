@@ -160,7 +160,7 @@ def same_gradients(ours, theirs, loss, their_loss, tolerance, left=()):
             continue
         wanted = torch.cat([gradients[1][part] for part in parts])
         # a query's shift of all scores and a key's bias are lost in the softmax; a head over one class has one answer
-        assert wanted.abs().max() > 0 or "qkv.bias" in name or "segments" in name, f"{name} has no part in the loss"
+        assert wanted.abs().max() > 0 or "query_key_value.bias" in name or "segments" in name, f"{name} has no part in the loss"
         assert_close(gradient, wanted, atol=tolerance * max(1.0, wanted.abs().max().item()), rtol=0, msg=lambda text, name=name: f"{name}: {text}")
     assert set(gradients[1]) - used == set(left)
 
@@ -349,7 +349,7 @@ def test_dropout_where_the_paper_has_it():
     model = small(BertForSequenceClassification, dropout=0.25)
     rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
     assert set(rates) == {0.25} and len(rates) == 2 + 2 * 2
-    assert {block.attention.f.dropout for block in model.bert.stack.blocks} == {0.25}
+    assert {block.attention.layer.dropout for block in model.bert.stack.blocks} == {0.25}
     ids = torch.randint(29, (2, 5))
     assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
 

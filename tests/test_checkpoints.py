@@ -823,7 +823,7 @@ def test_default_dtype(ours):
 def test_weights_that_are_not_contiguous(tmp_path):
     model, = models(1)
     model.tokens.weight = torch.nn.Parameter(model.tokens.weight.detach().T.contiguous().T)
-    model.stack.blocks[0].attention.f.qkv.weight.data = torch.randn(24, 144)[:, ::2].T
+    model.stack.blocks[0].attention.layer.query_key_value.weight.data = torch.randn(24, 144)[:, ::2].T
     model.save_pretrained(tmp_path)
     assert equal(GPT.from_pretrained(tmp_path), model)
 

@@ -35,27 +35,27 @@ def tree(tmp_path):
     (tmp_path / "nbs").mkdir()
     (tmp_path / "annotated_nlp").mkdir()
     (tmp_path / "_quarto.yml").write_text(read("_quarto.yml"), encoding="utf-8")
-    for name in ("01_data", "12_vit"):
+    for name in ("01_data", "15_vit"):
         (tmp_path / "nbs" / f"{name}.ipynb").touch()
     (tmp_path / "annotated_nlp" / "lab.py").touch()
     return tmp_path
 
 
 @pytest.mark.parametrize("name,words", [
-    ("", "no chapter's name"), ("13", "e.g. make new-chapter NAME=13_something"), ("3_bert", "two digits"), ("13_Big", "small letters"),
+    ("", "no chapter's name"), ("13", "e.g. make new-chapter NAME=23_something"), ("3_bert", "two digits"), ("13_Big", "small letters"),
     ("13-big", "underscore"), ("../13_x", "no chapter's name"), ("13_x.ipynb", "no chapter's name"), ("13_x ", "no chapter's name"), ("13_x\n", "no chapter's name"),
-    ("13_class", "can't be imported"), ("12_vit", "nbs/12_vit.ipynb exists"), ("12_new", "12 is taken by nbs/12_vit.ipynb"), ("13_lab", "lab.py exists"),
+    ("13_class", "can't be imported"), ("15_vit", "nbs/15_vit.ipynb exists"), ("15_new", "15 is taken by nbs/15_vit.ipynb"), ("13_lab", "lab.py exists"),
 ])
 def test_a_bad_name_is_refused(name, words, tree):
     assert words in new_chapter.refusal(name, tree)
 
 
-@pytest.mark.parametrize("name", ["13_something", "02_a2", "99_a_b_c"])
+@pytest.mark.parametrize("name", ["23_something", "02_a2", "99_a_b_c"])
 def test_a_good_name_is_not(name, tree):
     assert new_chapter.refusal(name, tree) is None
 
 
-@pytest.mark.parametrize("arguments,words", [([], "Which one?"), (["12_vit"], "exists"), (["13_a", "14_b"], "Which one?")])
+@pytest.mark.parametrize("arguments,words", [([], "Which one?"), (["15_vit"], "exists"), (["13_a", "14_b"], "Which one?")])
 def test_the_command_says_what_is_wrong(arguments, words):
     before = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout
     done = subprocess.run([sys.executable, "-m", "tools.new_chapter", *arguments], cwd=ROOT, capture_output=True, text=True)
@@ -63,14 +63,14 @@ def test_the_command_says_what_is_wrong(arguments, words):
     assert subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout == before
 
 
-@pytest.mark.parametrize("name,after", [("13_big_models", "12_vit"), ("99_last", "12_vit"), ("02_more", "01_data")])
+@pytest.mark.parametrize("name,after", [("23_big_models", "15_vit"), ("99_last", "15_vit"), ("02_more", "01_data")])
 def test_it_stands_in_the_sidebar(name, after, tree):
     new_chapter.lay_out(name, tree)
     old, new = (list(entries(file)) for file in (ROOT / "_quarto.yml", tree / "_quarto.yml"))
     assert [entry for entry in new if entry["href"] != f"{name}.ipynb"] == old
     places = [entry["href"] for entry in new]
     assert places.index(f"{name}.ipynb") == places.index(f"{after}.ipynb") + 1
-    assert dict(href="13_big_models.ipynb", text="13 Big models") in new or name != "13_big_models"
+    assert dict(href="23_big_models.ipynb", text="23 Big models") in new or name != "23_big_models"
 
 
 def entries(file):
@@ -87,16 +87,16 @@ FORM = [name for name in vars(test_book) if name.startswith("test_") and name no
 @pytest.mark.parametrize("form", FORM)
 def test_it_has_the_form_of_a_chapter(form, tree, monkeypatch):
     "The same tests that every chapter takes, but for those that need a run."
-    nb = nbformat.read(new_chapter.lay_out("13_something", tree), as_version=4)
+    nb = nbformat.read(new_chapter.lay_out("23_something", tree), as_version=4)
     for table in (test_book.NOTEBOOKS, test_book.CHAPTERS):
-        monkeypatch.setitem(table, "13_something", nb)
-    getattr(test_book, form)("13_something")
+        monkeypatch.setitem(table, "23_something", nb)
+    getattr(test_book, form)("23_something")
 
 
 def test_it_runs_and_says_what_to_write(monkeypatch):
     "Top to bottom, in one namespace; what it exports is seen to be checked."
     monkeypatch.setattr(matplotlib.pyplot, "show", lambda: None)
-    nb, names = new_chapter.notebook("13_something"), {}
+    nb, names = new_chapter.notebook("23_something"), {}
     for cell in nb.cells:
         assert not re.search(r"<[A-Z]+>", cell.source), "a blank of the template"
         if cell.cell_type == "code":

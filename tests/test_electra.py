@@ -127,7 +127,7 @@ def same_gradients(ours, theirs, loss, their_loss, tolerance):
         used |= set(parts)
         wanted = torch.cat([gradients[1][part] for part in parts])
         # a query's shift of all scores and a key's bias are lost in the softmax
-        assert wanted.abs().max() > 0 or "qkv.bias" in name or "segments" in name, f"{name} has no part in the loss"
+        assert wanted.abs().max() > 0 or "query_key_value.bias" in name or "segments" in name, f"{name} has no part in the loss"
         assert_close(gradient, wanted, atol=tolerance * max(1.0, wanted.abs().max().item()), rtol=0, msg=lambda text, name=name: f"{name}: {text}")
     assert set(gradients[1]) == used
 

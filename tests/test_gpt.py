@@ -295,7 +295,7 @@ def test_initialisation(kind):
             std = 0.02 / 4 if part in ("out", "down") and kind == "gpt2" else 0.02
             seen[part] += 1
             assert abs(p.std() / std - 1) < 0.03 and abs(p.mean()) < 0.05 * std and 3 < p.abs().max() / std < 6.5, name
-    assert seen == {"tokens": 1, "table": 1, "qkv": 8, "out": 8, "up": 8, "down": 8}
+    assert seen == {"tokens": 1, "table": 1, "query_key_value": 8, "out": 8, "up": 8, "down": 8}
 
 
 def test_initialisation_as_theirs():
@@ -902,7 +902,7 @@ def test_dropout_where_the_papers_have_it():
     model = small(dropout=0.25)
     rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
     assert set(rates) == {0.25} and len(rates) == 1 + 2 * 2
-    assert {block.attention.f.dropout for block in model.stack.blocks} == {0.25}
+    assert {block.attention.layer.dropout for block in model.stack.blocks} == {0.25}
     ids = torch.randint(29, (2, 5))
     assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
 

@@ -530,7 +530,7 @@ def stored_twice(patch):
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self.register_buffer("copy", self.feed_forward.f.up.weight.detach().clone())
+        self.register_buffer("copy", self.feed_forward.layer.up.weight.detach().clone())
 
     patch.setattr(Block, "__init__", init)
 

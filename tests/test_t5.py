@@ -341,11 +341,11 @@ def test_weights_as_theirs(tmp_path):
         logits = ours(src, tgt, mask)
     close(logits, ours(src, tgt, mask).detach())
     for layer in range(2):
-        for name, wanted in (("encoder.blocks.{}.attention.f", answer.encoder_attentions), ("decoder.blocks.{}.attention.f", answer.decoder_attentions), ("decoder.blocks.{}.cross.f", answer.cross_attentions)):
+        for name, wanted in (("encoder.blocks.{}.attention.layer", answer.encoder_attentions), ("decoder.blocks.{}.attention.layer", answer.decoder_attentions), ("decoder.blocks.{}.cross.layer", answer.cross_attentions)):
             found, wanted = maps[name.format(layer)], wanted[layer].detach()
             rows = mask if name.startswith("enc") else tokens
             close(found.movedim(1, 2)[rows], wanted.movedim(1, 2)[rows])
-        assert not maps[f"encoder.blocks.{layer}.attention.f"].movedim(3, 1)[~mask].any() and not maps[f"decoder.blocks.{layer}.attention.f"].triu(1).any()
+        assert not maps[f"encoder.blocks.{layer}.attention.layer"].movedim(3, 1)[~mask].any() and not maps[f"decoder.blocks.{layer}.attention.layer"].triu(1).any()
 
 
 def test_bias_is_built_once(monkeypatch):

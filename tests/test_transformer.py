@@ -83,19 +83,19 @@ def joined(p, ours, *theirs):
     return {f"{PLACES[ours]}.{part}": torch.cat([p[f"{name}.{part}"] for name in theirs]) for part in ("weight", "bias") if f"{theirs[0]}.{part}" in p}
 
 
-PLACES = {"qkv": "attention.f.qkv", "out": "attention.f.out", "norm": "attention.norm", "cross_q": "cross.f.q", "cross_kv": "cross.f.kv", "cross_out": "cross.f.out",
-          "cross_norm": "cross.norm", "up": "feed_forward.f.up", "down": "feed_forward.f.down", "last_norm": "feed_forward.norm"}
+PLACES = {"qkv": "attention.layer.query_key_value", "out": "attention.layer.out", "norm": "attention.norm", "cross_q": "cross.layer.query", "cross_kv": "cross.layer.key_value", "cross_out": "cross.layer.out",
+          "cross_norm": "cross.norm", "up": "feed_forward.layer.up", "down": "feed_forward.layer.down", "last_norm": "feed_forward.norm"}
 
 
 def from_pytorch(p):
     cross = "multihead_attn.in_proj_weight" in p
     found = renamed(p, out="self_attn.out_proj", norm="norm1", cross_out="multihead_attn.out_proj", up="linear1", down="linear2", last_norm="norm3" if cross else "norm2")
-    found |= {f"attention.f.qkv.{part}": p[f"self_attn.in_proj_{part}"] for part in ("weight", "bias")}
+    found |= {f"attention.layer.query_key_value.{part}": p[f"self_attn.in_proj_{part}"] for part in ("weight", "bias")}
     if cross:
         found |= renamed(p, cross_norm="norm2")
         for part in ("weight", "bias"):
             q, k, v = p[f"multihead_attn.in_proj_{part}"].chunk(3)
-            found |= {f"cross.f.q.{part}": q, f"cross.f.kv.{part}": torch.cat([k, v])}
+            found |= {f"cross.layer.query.{part}": q, f"cross.layer.key_value.{part}": torch.cat([k, v])}
     return found
 
 
@@ -161,7 +161,7 @@ def compare(ours, theirs, convert, run, their_run, inputs, skip=()):
     for i in range(len(inputs)):
         close(gradients[i], wanted[i], f"input {i}")
     for name, gradient in zip(mine, gradients[len(inputs) :]):
-        assert expected[name].abs().max() > 0 or name.endswith("qkv.bias"), f"{name} has no part in the output"
+        assert expected[name].abs().max() > 0 or name.endswith("query_key_value.bias"), f"{name} has no part in the output"
         close(gradient, expected[name], name)
 
 
@@ -274,7 +274,7 @@ def test_transformer_as_pytorchs(norm_first, activation, padded, shared):
         (100 * loss).backward()  # the mean over tokens is small; the tolerance is not
     expected = from_whole({name: p.grad for name, p in theirs.named_parameters()}, shared)
     for name, p in ours.named_parameters():
-        assert expected[name].abs().max() > 1e-3 or name.endswith("qkv.bias")
+        assert expected[name].abs().max() > 1e-3 or name.endswith("query_key_value.bias")
         close(p.grad, expected[name], name)
 
 
@@ -526,9 +526,9 @@ def test_sublayer(norm_first):
     torch.manual_seed(3)
     found = layer(x)
     torch.manual_seed(3)
-    added = F.dropout(layer.f(layer.norm(x) if norm_first else x), 0.4)
+    added = F.dropout(layer.layer(layer.norm(x) if norm_first else x), 0.4)
     assert_close(found, x + added if norm_first else layer.norm(x + added))
-    assert_close(layer.eval()(x), x + layer.f(layer.norm(x)) if norm_first else layer.norm(x + layer.f(x)))
+    assert_close(layer.eval()(x), x + layer.layer(layer.norm(x)) if norm_first else layer.norm(x + layer.layer(x)))
 
 
 def test_ids_of_any_integer_type():
@@ -834,13 +834,13 @@ def test_initialisation(changes):
         elif kind == "norm":
             assert (p == 1).all()
         else:
-            parts = {"qkv": 3, "kv": 2, "up": 1 + config.gated}.get(kind, 1)
+            parts = {"query_key_value": 3, "key_value": 2, "up": 1 + config.gated}.get(kind, 1)
             for part in p.chunk(parts):
                 bound = math.sqrt(6 / sum(part.shape))
                 assert 0.99 * bound < part.abs().max() <= bound, name
                 assert abs(part.std() * math.sqrt(3) / bound - 1) < 0.04 and abs(part.mean()) < 0.05 * bound, name
-    assert seen == {"tokens", "qkv", "q", "kv", "out", "up", "down", "norm"} | ({"positions"} if config.positions == "learned" else set())
-    first, second = (Transformer(config).encoder.blocks[0].attention.f.qkv.weight for _ in range(2))
+    assert seen == {"tokens", "query_key_value", "query", "key_value", "out", "up", "down", "norm"} | ({"positions"} if config.positions == "learned" else set())
+    first, second = (Transformer(config).encoder.blocks[0].attention.layer.query_key_value.weight for _ in range(2))
     assert not torch.equal(first, second) and not torch.equal(*first.chunk(3)[:2])
 
 

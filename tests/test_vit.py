@@ -227,7 +227,7 @@ def timms(kind):
         for p in theirs.parameters():
             p.copy_(0.3 * torch.randn_like(p))
     weights, ours = theirs.state_dict(), small(kind)
-    prefixes = {"norm1": "attention.norm", "attn.qkv": "attention.f.qkv", "attn.proj": "attention.f.out", "norm2": "feed_forward.norm", "mlp.fc1": "feed_forward.f.up", "mlp.fc2": "feed_forward.f.down"}
+    prefixes = {"norm1": "attention.norm", "attn.qkv": "attention.layer.query_key_value", "attn.proj": "attention.layer.out", "norm2": "feed_forward.norm", "mlp.fc1": "feed_forward.layer.up", "mlp.fc2": "feed_forward.layer.down"}
     state = {"embedding.places": weights["pos_embed"], "embedding.tokens": torch.cat([weights[x] for x in ("cls_token", "dist_token") if x in weights])}
     for end in ("weight", "bias"):
         state |= {f"stack.blocks.{i}.{ours_}.{end}": weights[f"blocks.{i}.{their}.{end}"] for i in range(2) for their, ours_ in prefixes.items()}
