@@ -103,7 +103,7 @@ dotted = st.lists(part, min_size=1, max_size=3).map(".".join)
 
 
 @given(dotted, dotted, st.booleans(), st.booleans(), st.lists(part, min_size=1, max_size=3, unique=True), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_notation(ours, theirs, starred, turned, parts, data):
     "Read back by brute force: each name written out, each matrix turned, all put side by side again."
     braces = "{" + ",".join(parts) + "}" if len(parts) > 1 else parts[0]

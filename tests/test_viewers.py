@@ -140,7 +140,6 @@ def show(browser, tmp_path):
             f'<body style="{PAPER[scheme]}; font-family: sans-serif; margin: 1rem"><main>{body}</main></body></html>')
         page = context.new_page()
         page.wrong = []
-        page.set_default_timeout(30_000)
         page.on("console", lambda m: m.type in ("error", "warning") and page.wrong.append(m.text))
         page.on("pageerror", lambda e: page.wrong.append(str(e)))
         page.on("request", lambda r: r.url.startswith("http") and page.wrong.append(f"asked for {r.url}"))
