@@ -7,7 +7,7 @@ __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides',
            'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
            'one_cache_each', 'continued', 'memory_if', 'prompts']
 
-# %% ../nbs/checks.ipynb #b4846de6
+# %% ../nbs/checks.ipynb #66d7d292
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-# %% ../nbs/checks.ipynb #a1cd2740
+# %% ../nbs/checks.ipynb #553ace04
 def integers(least: int = 1, **values: int) -> None:
     """Refuse what is no integer of at least `least`."""
     for name, value in values.items():
@@ -97,7 +97,7 @@ def together(why: str, **values: Any) -> NoReturn:
     said = " and ".join(f"{name}={value!r}" for name, value in values.items())
     raise ValueError(f"{said} can't be: {why}")
 
-# %% ../nbs/checks.ipynb #ee08fdee
+# %% ../nbs/checks.ipynb #e4441e9d
 def seen(x: Tensor) -> bool:
     """Whether the values of `x` can be looked at: on the CPU, and not while PyTorch traces or transforms the call."""
     return x.device.type == "cpu" and not (
@@ -178,7 +178,7 @@ def same_shape(**named: Tensor) -> None:
         if x.shape != wanted.shape:
             raise ValueError(f"{name} of shape {tuple(x.shape)} must have the shape of {first}, {tuple(wanted.shape)}")
 
-# %% ../nbs/checks.ipynb #724df74f
+# %% ../nbs/checks.ipynb #0d806a2d
 def length(n: int, max_len: int) -> None:
     """Refuse a sequence that is longer than the model's positions."""
     if n > max_len:
