@@ -233,7 +233,8 @@ class ViTB16Timm(ViTB16):
         )
         names = {
             "embedding.patches": "patch_embed.proj", "embedding.places": "pos_embed", "embedding.tokens": "cls_token",
-            "stack.": "", "attention.norm": "norm1", "attention.layer.query_key_value": "attn.qkv", "attention.layer.out": "attn.proj",
+            "stack.": "", "attention.norm": "norm1", "attention.layer.query_key_value": "attn.qkv",
+            "attention.layer.out": "attn.proj",
             "feed_forward.norm": "norm2", "feed_forward.layer.up": "mlp.fc1", "feed_forward.layer.down": "mlp.fc2",
         }
         weights = {}
