@@ -81,7 +81,7 @@ def browser():
 def context(browser, **options):
     "A browsing context whose only outside address is the CDN of npm packages, answered from here."
     made = browser.new_context(**options)
-    made.set_default_timeout(120_000)  # milliseconds: a busy machine is slow, and a page that hangs is found all the same
+    made.set_default_timeout(120_000)  # ms; a busy machine is slow, and a page that hangs is found all the same
     made.route(_NPM, _fulfil)
     return made
 
