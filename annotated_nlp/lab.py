@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from importlib.resources import files
+from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,7 +163,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return round(value, digits) if isinstance(value, float) else value
 
 
-def spread(values: Any, digits: int = 1, times: float = 1) -> str:
+def spread(values: Any, digits: int = 1, times: Real = 1) -> str:
     "Mean and range of a column, as `mean (least to greatest)`; the mean alone where all print the same."
     mean, low, high = (f"{times * x:.{digits}f}" for x in (values.mean(), values.min(), values.max()))
     return mean if low == high else f"{mean} ({low} to {high})"
