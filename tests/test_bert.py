@@ -512,6 +512,11 @@ def test_minilm_under_a_new_head(tmp_path):
 # Texts and pairs
 
 
+def z(count, n, p):
+    "How many standard deviations a count is from what chance would give."
+    return (count.item() - n * p) / math.sqrt(n * p * (1 - p))
+
+
 def by_hand(first, second, max_len):
     "As BERT's own code cuts: one piece after the other from the end of the longer, of the second where both are alike."
     a, b = list(first), list(second) if second is not None else []

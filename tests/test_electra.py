@@ -16,7 +16,8 @@ import messages
 import test_invariants
 from parity import GPU, close, lengths
 from annotated_nlp import electra
-from annotated_nlp.bert import Bert, BertConfig, Masked, mask_pieces
+from annotated_nlp.bert import Bert, BertConfig
+from annotated_nlp.denoising import Masked, mask_pieces
 from annotated_nlp.electra import (
     Electra,
     ElectraConfig,
