@@ -5,9 +5,12 @@
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'together',
            'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra']
+           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra', 'beginnings', 'writable', 'finite']
 
 # %% ../nbs/checks.ipynb #66d7d292
+import math
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -253,3 +256,34 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing here: pip install annotated_nlp[{name}]", name=error.name) from error
+
+# %% ../nbs/checks.ipynb #5e0d3a12
+def beginnings(names: Iterable[str], *words: str) -> None:
+    """Refuse words with which no parameter's name begins."""
+    names = list(names)
+    for given in words:
+        if not any(f"{name}.".startswith(f"{given}.") for name in names):
+            known = dict.fromkeys(name.partition(".")[0] for name in names)
+            raise ValueError(
+                f"no parameter's name begins with {given!r}; choose whole words, as named_parameters() gives them. "
+                f"Names begin with {', '.join(map(repr, known))}"
+            )
+
+
+def writable(**folders: str | os.PathLike) -> None:
+    """Refuse folders that can't be written, with OSError; those that don't exist yet are made."""
+    for name, folder in folders.items():
+        try:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise OSError(f"{name}={os.fspath(folder)!r} can't be written: {error}; give another") from error
+
+
+def finite(step: int, loss: float, norm: float, lr: float) -> None:
+    """Refuse an update whose loss or gradient isn't finite, with FloatingPointError."""
+    if not math.isfinite(loss + norm):
+        raise FloatingPointError(
+            f"at step {step} the loss is {loss} and its gradient's norm {norm}; lower lr={lr}, or look for NaN in the "
+            "weights"
+        )
