@@ -23,16 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import find_batch_size, send_to_device, set_seed
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from tqdm.auto import tqdm
 
 from . import checks
+
+# %% ../nbs/07_training.ipynb #e68708ba
+with checks.extra("train"):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import find_batch_size, send_to_device, set_seed
+    from tqdm.auto import tqdm
 
 # %% ../nbs/07_training.ipynb #88baa287
 # Update t of `steps`, counted from 1, and the warm-up: the share of the greatest rate.
@@ -219,7 +222,8 @@ class History:
 
     def plot(self, ax=None):
         """Draw the loss (pale: each update, dark: running mean), evaluated numbers as dots; gives the axes."""
-        import matplotlib.pyplot as plt
+        with checks.extra("book"):
+            import matplotlib.pyplot as plt
 
         ax = ax or plt.subplots()[1]
         ax.plot(range(1, len(self) + 1), self.loss, alpha=0.3, lw=1)
@@ -669,8 +673,9 @@ class _Display:
             self._draw(history)
 
     def _draw(self, history: History) -> None:
-        import matplotlib.pyplot as plt
-        from IPython.display import display
+        with checks.extra("book"):
+            import matplotlib.pyplot as plt
+            from IPython.display import display
 
         ax = history.plot()
         if self.handle is None:
