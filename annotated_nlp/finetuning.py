@@ -356,11 +356,12 @@ def fine_tune(
     batch_size: int,
     lr: float,
     seed: int,
+    warmup: float = 0.1,
     key: Callable[[Example], Any] | None = None,
     loss: Callable | None = None,
     **options: Any,
 ) -> training.History:
-    """Train a model on a task's examples, after a warm-up of a tenth; gives the history.
+    """Train a model on a task's examples; gives the history. `warmup` is a share of all updates.
 
     Examples whose answer was cut off are left out. `loss` is `loss_of(task.kind)` unless given, `key` and
     `options` are those of `data.batches` and `training.fit`. Raises ValueError if no example can be learned
@@ -370,7 +371,7 @@ def fine_tune(
     data = batches(learnable, batch_size, collate=collate, key=key, shuffle=orders(seed))
     steps = epochs * len(data)
     loss = loss or loss_of(task.kind)
-    return training.fit(model, data, loss, steps=steps, lr=lr, warmup=round(0.1 * steps), seed=seed, **options)
+    return training.fit(model, data, loss, steps=steps, lr=lr, warmup=round(warmup * steps), seed=seed, **options)
 
 
 @torch.no_grad()
