@@ -140,6 +140,12 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 # %% ../nbs/checkpoints.ipynb #273f7f1d
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    "What is saved of a model; a tensor that several modules share is there once."
+    once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in once}
+
+
 def _sources(
     folder: Path,
     layout: Layout,
@@ -154,7 +160,7 @@ def _sources(
     """
     kind, found = type(model).__name__, {layout.plain(name): name for name in files}
     twice = [name for name in files if found[layout.plain(name)] != name]
-    state = model.state_dict()
+    state = _tensors(model)
     own = layout.rename(state)
     for second, first in layout.tied.items():
         if second in own:  # we hold both, a file may have one for both
@@ -270,6 +276,7 @@ class Pretrained:
         can't be reached, ValueError for another model, an option that ours can't express, missing,
         foreign or misshapen tensors, a damaged file and a pickle.
         """
+        cls._check_layouts()
         folder = find_folder(name, [CONFIG, WEIGHTS, INDEX, SHARDS], revision)
         theirs = read_json(folder / CONFIG)
         model_type = theirs.get("model_type")
@@ -300,7 +307,7 @@ class Pretrained:
                 model.get_buffer(name).copy_(buffer)
             for part in fresh:
                 model.initialise(model.get_submodule(part))
-            _copy(layout.rename(model.state_dict()), sources, files)
+            _copy(layout.rename(_tensors(model)), sources, files)
         return model.eval()
 
     def save_pretrained(
@@ -313,7 +320,7 @@ class Pretrained:
         written completely. Raises ValueError for settings that no layout of this model can express.
         """
         layout, theirs = self._writable()
-        tensors = layout.rename(self.state_dict())
+        tensors = layout.rename(_tensors(self))
         plan = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
         fingerprint = _fingerprint(layout, theirs, sorted(tensors.items()))
         metadata = {"format": "pt", "fingerprint": fingerprint}
@@ -335,8 +342,17 @@ class Pretrained:
             for new in sorted(scratch.iterdir(), key=lambda new: new.name == CONFIG):
                 new.replace(folder / new.name)
 
+    @classmethod
+    def _check_layouts(cls) -> None:
+        name = cls.__name__
+        if not cls.layouts:
+            raise ValueError(f'{name} has no layouts: set layouts = (Layout("{name}", "its type"),)')
+        if cls.config_class is None:
+            raise ValueError(f"{name} must say what its config is: set config_class")
+
     def _writable(self) -> tuple[Layout, dict]:
         "The first layout that can say what this model is."
+        self._check_layouts()
         refusals = []
         for layout in self.layouts:
             try:
