@@ -18,7 +18,7 @@ RUFF = Path(sysconfig.get_path("scripts")) / "ruff"
 
 
 def formatted(sources: Mapping[str, str]) -> list[str]:
-    "Each source as ruff writes it, but no newline at its end, as cells are stored. SyntaxError names what can't be read."
+    "Each source as ruff writes it, with no newline at its end, as cells are stored. SyntaxError says what can't be."
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch) / f"{name}.py" for name in sources]
         for file, source in zip(files, sources.values(), strict=True):
