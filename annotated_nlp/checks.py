@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'together',
            'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'memory_if', 'prompts']
+           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra']
 
 # %% ../nbs/checks.ipynb #66d7d292
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -243,3 +244,12 @@ def prompts(shape: Sequence[int], given: Tensor) -> None:
         raise ValueError(
             f"row {int(empty.nonzero()[0])} of mask has no token: a prompt needs at least one"
         )
+
+# %% ../nbs/checks.ipynb #5e1f0a32
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Where an import in this block fails, say which extra of the package brings what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is missing here: pip install annotated_nlp[{name}]", name=error.name) from error

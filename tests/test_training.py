@@ -224,12 +224,12 @@ def test_learns():
 def test_accumulation_equals_the_large_batch(accumulate, size):
     "Batches with different numbers of tokens: all tokens weigh the same."
     pairs = sequences(32)
-    one, one_history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, 16, shuffle=False, bucket=False), steps=6)
-    many, history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, bucket=False),
+    one, one_history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, 16, shuffle=False, key=None), steps=6)
+    many, history = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, key=None),
                         steps=6, accumulate=16 // size)
     assert largest(one, many) < 1e-7 and history.tokens == one_history.tokens
     assert history.loss == pytest.approx(one_history.loss, rel=1e-6) and history.norm == pytest.approx(one_history.norm, rel=1e-9)
-    unweighted, _ = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, bucket=False),
+    unweighted, _ = run(model=Tagger(dropout=0.0).double(), data=batches(pairs, size, shuffle=False, key=None),
                         steps=6, accumulate=16 // size, loss=lambda *a: token_loss(*a)[0])
     assert largest(one, unweighted) > 1e-4  # the mean of means is another loss
 

@@ -109,8 +109,8 @@ def python(wheel, tmp_path_factory):
     return away.install(wheel, tmp_path_factory.mktemp("place").resolve())
 
 
-PACKAGE = {file.relative_to(ROOT).as_posix() for pattern in ("*.py", "py.typed", "results/*.json")
-           for file in (ROOT / "annotated_nlp").glob(pattern)}
+PACKAGE = {file.relative_to(ROOT).as_posix() for file in (ROOT / "annotated_nlp").rglob("*")
+           if file.is_file() and file.suffix != ".pyc"}
 
 
 @pytest.mark.wheel
@@ -118,7 +118,7 @@ def test_wheel_holds_the_package_with_its_data(wheel):
     "`py.typed` among it, by which type checkers read the annotations."
     names = set(zipfile.ZipFile(wheel).namelist())
     files = {name for name in names if name.startswith("annotated_nlp/")}
-    assert files == PACKAGE and "annotated_nlp/py.typed" in files
+    assert files == PACKAGE and {"annotated_nlp/py.typed", "annotated_nlp/assets/viewers/shell.js"} < files
     assert {name.split("/")[0] for name in names - files} == {f"annotated_nlp-{annotated_nlp.__version__}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
