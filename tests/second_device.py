@@ -65,12 +65,12 @@ def _tolerant() -> set[str]:
     return {"aten::" + entry[: entry.index("(")] for entry in entries if "device_check: NoCheck" in entry}
 
 
-TOLERANT, COPY, ASSIGN = _tolerant(), "aten::_copy_from", "aten::_index_put_impl_"
+TOLERANT, COPY, READ, ASSIGN = _tolerant(), "aten::_copy_from", "aten::index.Tensor_out", "aten::_index_put_impl_"
 KNOWN_TO_PYTHON = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def _check_devices(name: str, args: tuple, leaves: list) -> None:
-    index = args[1] if name == ASSIGN else ()
+    index = args[1] if name in (READ, ASSIGN) else ()
     away = [x for x in leaves if isinstance(x, Tensor) and x.device.type != "card" and not any(x is i for i in index)]
     if any(x.ndim or name not in TOLERANT for x in away) and name != COPY:
         devices = sorted({str(x.device) for x in leaves if isinstance(x, Tensor)})

@@ -12,8 +12,9 @@ import second_device  # noqa: F401 (makes the device)
 import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
+from parity import GPU
 from second_device import waiting
-from test_invariants import LENGTHS, MODELS, TARGET, Case, V, inputs, made
+from test_invariants import LENGTHS, MODELS, TARGET, V, inputs, made
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
@@ -29,10 +30,9 @@ from annotated_nlp.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    Masked,
-    mask_pieces,
 )
 from annotated_nlp.data import Batch
+from annotated_nlp.denoising import mask_pieces
 from annotated_nlp.electra import (
     Electra,
     ElectraConfig,
@@ -63,6 +63,128 @@ WORDS = dict(vocab_size=V, d_ff=24, max_len=24, n_classes=3) | SIZES
 PICTURES = dict(image_size=8, patch_size=4, n_channels=1, n_classes=3, d_ff=24) | SIZES
 SPREAD = dict(d_embedding=8) | WORDS
 B, N = len(LENGTHS), max(LENGTHS)
+
+
+# The device itself: its rules are held against CUDA's where there is one.
+
+REFUSED = {
+    "sum with the CPU's": lambda x, ids: x + x.cpu(),
+    "in place": lambda x, ids: x.add_(x.cpu()),
+    "into the CPU's": lambda x, ids: x.cpu().add_(x),
+    "number of the card, tensor of the CPU": lambda x, ids: x.sum() + x.cpu(),
+    "matrices": lambda x, ids: x @ x.cpu().T,
+    "a bias": lambda x, ids: F.linear(x, x, x[:, 0].cpu()),
+    "joined": lambda x, ids: torch.cat([x, x.cpu()]),
+    "mask": lambda x, ids: x.masked_fill((x > 0).cpu(), 0.0),
+    "choice": lambda x, ids: torch.where((x > 0).cpu(), x, 0.0),
+    "embedding": lambda x, ids: F.embedding(ids.cpu(), x),
+    "gathered": lambda x, ids: x.gather(1, ids[:, None].cpu()),
+    "one scalar as index": lambda x, ids: x.index_select(0, torch.tensor(0)),
+    "index of the card": lambda x, ids: x.cpu()[ids],
+    "labels": lambda x, ids: F.cross_entropy(x, ids.cpu()),
+    "generator": lambda x, ids: torch.rand(3, device=x.device, generator=torch.Generator()),
+    "NumPy": lambda x, ids: x.numpy(),
+}
+WAITS = {
+    "value": lambda x, ids: x.sum().item(),
+    "condition": lambda x, ids: bool(x.any()),
+    "slice": lambda x, ids: x[: ids.max()],
+    "equal": lambda x, ids: torch.equal(x, x),
+    "non-zero": lambda x, ids: x.nonzero(),
+    "under a mask": lambda x, ids: x[x > 0],
+    "assigned under a mask": lambda x, ids: x.clone().__setitem__(x > 0, x[0, 0]),
+    "selected": lambda x, ids: x.masked_select(x > 0),
+    "different ones": lambda x, ids: ids.unique(),
+    "repeated": lambda x, ids: x.repeat_interleave(ids, 0),
+    "drawn": lambda x, ids: torch.multinomial(x.exp(), 1),
+    "to the CPU": lambda x, ids: x.cpu(),
+    "from the CPU": lambda x, ids: HERE.to(x.device),
+    "made of a list": lambda x, ids: torch.tensor([1.0], device=x.device),
+    "index of the CPU": lambda x, ids: x[torch.tensor([0, 1])],
+}
+FREE = {
+    "scalar of the CPU": lambda x, ids: torch.tensor(2.0) * x + torch.tensor(1.0),
+    "made there": lambda x, ids: (torch.arange(3, device=x.device), torch.zeros_like(x), x.new_ones(2), torch.eye(3, device=x.device)),
+    "drawn there": lambda x, ids: (torch.rand(3, device=x.device), torch.randperm(3, device=x.device), F.dropout(x)),
+    "indices": lambda x, ids: (x[ids], x.gather(1, ids[:, None]), F.embedding(ids, x), x.clone().__setitem__(ids, 0.0)),
+    "scattered": lambda x, ids: (x.masked_scatter(x > 0, x), x.scatter(1, ids[:, None], 0.0), F.one_hot(ids, 3)),
+    "ordered": lambda x, ids: (x.sort(), x.topk(2), x.argmax(), x.cumsum(0), x.unfold(1, 2, 1)),
+    "repeated, the sum being known": lambda x, ids: x.repeat_interleave(ids, 0, output_size=1),
+    "copied without waiting": lambda x, ids: HERE.to(x.device, non_blocking=True),
+}
+HERE = torch.ones(2)
+
+
+def sync_errors(on):
+    "Let CUDA itself refuse to wait."
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("error" if on else "default")
+
+
+def attempt(rule, device):
+    "How often the host waits; -1 where CUDA, which doesn't count, waits."
+    x, ids = torch.randn(2, 3).to(device), torch.tensor([0, 1]).to(device)
+    with waiting() as waits:
+        sync_errors(True)
+        try:
+            rule(x, ids)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return -1
+        finally:
+            sync_errors(False)
+    return waits.total()
+
+
+CARDS = pytest.mark.parametrize("device", ["card", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
+
+
+@CARDS
+@pytest.mark.parametrize("rule", REFUSED.values(), ids=REFUSED)
+def test_what_a_card_refuses(rule, device):
+    with pytest.raises((RuntimeError, TypeError), match="device"):
+        x, ids = torch.randn(2, 3).to(device), torch.tensor([0, 1]).to(device)
+        rule(x, ids)
+
+
+@CARDS
+@pytest.mark.parametrize("rule", WAITS.values(), ids=WAITS)
+def test_what_a_card_makes_wait(rule, device):
+    assert attempt(rule, device)
+
+
+@CARDS
+@pytest.mark.parametrize("rule", FREE.values(), ids=FREE)
+def test_what_costs_no_wait(rule, device):
+    assert not attempt(rule, device)
+
+
+def test_a_card_on_its_own():
+    "Views share memory, changes in place have their gradients, random numbers and dropout are the CPU's."
+
+    def played(device):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4).to(device).requires_grad_()
+        y = x * 2
+        y[1:, 2:] = x[:2, :2].exp()
+        y[:, 1].mul_(F.dropout(x)[:, 0])
+        y.unfold(1, 2, 1).select(0, 1).add_(torch.rand(3, 2, device=device))
+        (y**2).sum().backward()
+        return [y.detach().cpu(), x.grad.cpu()]
+
+    assert all(torch.equal(*pair) for pair in zip(played("card"), played("cpu")))
+    assert not torch.accelerator.is_available(), "and nobody gets it without asking"
+
+
+def test_the_line_that_waits():
+    "Where the package asks for it, wherever PyTorch does it."
+    model, ids = GPT(gpt).to("card"), torch.ones(2, 3, dtype=torch.long, device="card")
+    with waiting() as waits:
+        model.generate(ids, 2)
+        ids.sum().item()
+    assert waits.pop(("aten::_local_scalar_dense", "elsewhere")) == 1
+    assert waits and {line.partition(":")[0] for _, line in waits} <= {"decoding.py", "gpt.py"}
 
 
 class Scene(NamedTuple):
@@ -298,33 +420,142 @@ def test_scene(scene):
 
 
 class Writing(NamedTuple):
-    "A way to write `n` tokens. `every`: after how many of them the host looks whether all rows have ended; 0 never."
+    "A way to write `n` tokens. `every`: after how many of them the host looks whether all rows have ended; None: never."
 
     name: str
     make: Callable[[], tuple]
     write: Callable  # of what was made, and n
-    every: int = 16
+    every: int | None = 16
 
 
 def from_start(search, **options):
     "What `decoding` does with any model that can step."
 
     def write(model, x, n):
-        model.eval()
         with torch.no_grad():
             source = [x[name] for name in ("src", "src_mask") if name in x]
-            state = model.start(*source) if source else model.start(x["ids"][:, :-1])
-            start = torch.full_like(x["tgt"][:, 0], 2) if source else x["ids"][:, -1]
-            return tuple(search(model.step, state, start, max_new_tokens=n, stop_id=UNUSED, **options))
+            state = model.eval().start(*source) if source else model.eval().start(x["ids"][:, :-1])
+            first = x["tgt"][:, 0] if source else x["ids"][:, -1]
+            return search(model.step, state, first, max_new_tokens=n, stop_id=RARE, **options)
 
     return write
 
 
 def generate(**options):
-    return lambda model, *x: model.generate(*x[:-1], x[-1], **options)
+    return lambda model, *x_n: model.generate(x_n[0], x_n[-1], **options)
 
 
-UNUSED, MOST = 3, 33  # a token that ends a row, never written; the most tokens that are written
-ROOM = dict(max_len=N + MOST)
-BY_NAME = {case.name: case for case in MODELS}
+def of_lengths(name, **options):
+    "Prompts or sources of different lengths; `name` is the mask's."
+    return lambda model, ids, mask, n: model.generate(ids, n, **{name: mask}, **options)
+
+
+def stepper(case):
+    room = dict(max_len=TARGET + MOST) if case.name.startswith(("transformer", "gpt")) else {}
+    return lambda: (made(case, "cpu", **room), inputs(case, "cpu"))
+
+
+def prompts(model):
+    return lambda: (model(), text()[0].flip(1), text()[2].flip(1))
+
+
+RARE, MOST = 3, 18  # a token that would end a row; tokens that are written
 FILTERS = dict(temperature=0.8, top_k=7, top_p=0.9)
+gpt_ = prompts(lambda: GPT(GPTConfig(**WORDS | dict(max_len=N + MOST))))
+prefix_ = prompts(lambda: GPT(GPTConfig(**WORDS | dict(max_len=N + MOST, prefix_lm=True))))
+t5_ = prompts(lambda: T5(t5))
+WRITING = [
+    *(Writing(f"{case.name}, greedy", stepper(case), from_start(decoding.greedy)) for case in MODELS if case.start),
+    *(Writing(f"{case.name}, sample", stepper(case), from_start(decoding.sample, **FILTERS)) for case in MODELS if case.name in ("gpt2", "seq2seq-gru")),
+    *(Writing(f"{case.name}, beam", stepper(case), from_start(decoding.beam_search, beam=3), 1) for case in MODELS if case.start),
+    Writing("gpt", gpt_, generate(), None),
+    Writing("gpt, stop", gpt_, generate(stop_id=RARE)),
+    Writing("gpt, sample", gpt_, generate(**FILTERS), None),
+    Writing("gpt, lengths", gpt_, of_lengths("mask", stop_id=RARE)),
+    Writing("gpt, prefix", prefix_, of_lengths("mask"), None),
+    Writing("t5", t5_, generate(stop_id=RARE)),
+    Writing("t5, sample", t5_, of_lengths("src_mask", stop_id=RARE, **FILTERS)),
+    Writing("t5, beam", t5_, of_lengths("src_mask", stop_id=RARE, beam=3), 1),
+]
+
+
+def written(way, device, n):
+    torch.manual_seed(0)
+    things = [moved(x, device) for x in way.make()]
+    torch.manual_seed(1)
+    with waiting() as waits:
+        found = way.write(*things, n)
+    found = [found] if isinstance(found, Tensor) else [*found]
+    assert {x.device.type for x in found} == {device}
+    return [x.cpu() for x in found], waits
+
+
+@pytest.mark.parametrize("way", WRITING, ids=lambda way: way.name)
+def test_writing(way):
+    "The same text. At its begin and end the host waits a few times, between them once in `every` tokens."
+    ends = written(way, "card", 1)[1].total()
+    assert ends <= 4
+    (found, waits), (wanted, _) = written(way, "card", MOST), written(way, "cpu", MOST)
+    same(found, wanted)
+    assert found[0].shape[-1] >= MOST, "all rows ended early, so nothing is counted: choose another RARE"
+    assert waits.total() - ends <= (MOST // way.every if way.every else 0), waits
+
+
+# Training, saving
+
+
+@pytest.fixture
+def accelerate_on(monkeypatch):
+    "Accelerate takes a device by name from the environment; then it must forget the one that it knows."
+
+    def on(device):
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", device)
+        AcceleratorState._reset_state(True)
+
+    yield on
+    AcceleratorState._reset_state(True)
+
+
+def loss_of(model, batch):
+    output, right, mask = model(batch.src, batch.tgt[:, :-1], batch.src_mask), batch.tgt[:, 1:], batch.tgt_mask[:, 1:]
+    return seq2seq.sequence_loss(output, right, mask), mask.sum()
+
+
+def trained(fit, device):
+    "Weights and losses after three updates of two batches."
+    torch.manual_seed(0)
+    model = made(MODELS[0], "cpu", dropout=0.1).to(device, torch.float64)
+    batches = [Batch(**x, tgt_mask=x["tgt"] > 5) for x in (inputs(MODELS[0], "cpu") for _ in range(6))]
+    with waiting() as waits:
+        losses = fit(model, batches)
+    assert {p.device.type for p in model.parameters()} == {device}
+    return [torch.tensor(losses), *(p.detach().cpu() for p in model.parameters())], waits
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda model, batches: training.fit(model, batches, loss_of, steps=3, accumulate=2, clip=0.5).loss,
+        lambda model, batches: seq2seq.fit(model, batches, steps=3, clip=0.5),
+    ],
+    ids=["training", "seq2seq"],
+)
+def test_fit(fit, accelerate_on):
+    "The same weights. What the host waits for stands in the loop (batches, the loss, the norm), not in model or loss."
+    accelerate_on("card:0")
+    found, waits = trained(fit, "card")
+    accelerate_on("cpu")
+    wanted, _ = trained(fit, "cpu")
+    same(found, wanted)
+    lines = {line.partition(":")[0] for _, line in waits}
+    assert lines <= {"training.py", "seq2seq.py", "data.py", "elsewhere"}, waits
+
+
+@pytest.mark.parametrize("case", [case for case in MODELS if hasattr(case.build(), "save_pretrained")], ids=lambda case: case.name)
+def test_saved_on_one_device_and_loaded_on_the_other(case, tmp_path):
+    model = made(case, "cpu")
+    wanted = [p.detach().clone() for p in model.parameters()]
+    model.to("card").save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    same([*loaded.parameters()], wanted)
+    same([p.cpu() for p in loaded.to("card").parameters()], wanted)
