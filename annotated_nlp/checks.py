@@ -5,10 +5,15 @@
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'together',
            'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'memory_if', 'prompts']
+           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra', 'beginnings', 'writable', 'finite',
+           'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable']
 
 # %% ../nbs/checks.ipynb #66d7d292
-from collections.abc import Iterable, Sequence
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -243,3 +248,128 @@ def prompts(shape: Sequence[int], given: Tensor) -> None:
         raise ValueError(
             f"row {int(empty.nonzero()[0])} of mask has no token: a prompt needs at least one"
         )
+
+# %% ../nbs/checks.ipynb #5e1f0a32
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Where an import in this block fails, say which extra of the package brings what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is missing here: pip install annotated_nlp[{name}]", name=error.name) from error
+
+# %% ../nbs/checks.ipynb #5e0d3a12
+def beginnings(names: Iterable[str], *words: str) -> None:
+    """Refuse words with which no parameter's name begins."""
+    names = list(names)
+    for given in words:
+        if not any(f"{name}.".startswith(f"{given}.") for name in names):
+            known = dict.fromkeys(name.partition(".")[0] for name in names)
+            raise ValueError(
+                f"no parameter's name begins with {given!r}; choose whole words, as named_parameters() gives them. "
+                f"Names begin with {', '.join(map(repr, known))}"
+            )
+
+
+def writable(**folders: str | os.PathLike) -> None:
+    """Refuse folders that can't be written, with OSError; those that don't exist yet are made."""
+    for name, folder in folders.items():
+        try:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise OSError(f"{name}={os.fspath(folder)!r} can't be written: {error}; give another") from error
+
+
+def finite(step: int, loss: float, norm: float, lr: float) -> None:
+    """Refuse an update whose loss or gradient isn't finite, with FloatingPointError."""
+    if not math.isfinite(loss + norm):
+        raise FloatingPointError(
+            f"at step {step} the loss is {loss} and its gradient's norm {norm}; lower lr={lr}, or look for NaN in the "
+            "weights"
+        )
+
+# %% ../nbs/checks.ipynb #a91c3e5d
+def not_empty(remedy: str, **named: Sequence) -> None:
+    """Refuse what has nothing in it; `remedy` says what to give."""
+    for name, value in named.items():
+        if not len(value):
+            raise ValueError(f"{name} is empty: {remedy}")
+
+
+def text(tokens: Sequence, **choices: Sequence) -> None:
+    """Refuse a text that is no list of tokens or has none, and choices that aren't one for each token."""
+    if isinstance(tokens, Tensor):  # its entries equal no marker
+        raise TypeError("tokens is a tensor; give a list, tokens.tolist()")
+    not_empty("drop texts without tokens", tokens=tokens)
+    for name, choice in choices.items():
+        if len(choice) != len(tokens):
+            raise ValueError(
+                f"{name} has {len(choice)} entries, tokens {len(tokens)}: it must have one for each token"
+            )
+
+
+def sentinels(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) -> None:
+    """Refuse sentinels that stand twice, that the text uses, or that are too few for the runs of noise and the end."""
+    if len(set(sentinels)) < len(sentinels):
+        raise ValueError("sentinels holds one of them twice: give each gap a name of its own")
+    if used := set(sentinels).intersection(tokens):
+        raise ValueError(f"tokens holds the sentinel {min(used)!r}: give sentinels that no text uses")
+    runs = sum(bool(here) and not before for before, here in zip([False, *noise], noise))
+    if runs + 1 > len(sentinels):
+        raise ValueError(
+            f"noise has {runs} runs, too many for {len(sentinels)} sentinels (one for each, and one more): give more, or "
+            "cut the text"
+        )
+
+
+def of_noise(noise: Sequence[bool], **positions: Iterable[int]) -> None:
+    """Refuse positions that aren't noise."""
+    for name, places in positions.items():
+        for i in places:
+            if not (0 <= i < len(noise) and noise[i]):
+                raise ValueError(f"{name} has position {i}, which is no noise: choose it there, or drop it")
+
+
+def permutation(**orders: Sequence[int]) -> None:
+    """Refuse what doesn't hold each of its positions once."""
+    for name, order in orders.items():
+        if sorted(order) != list(range(len(order))):
+            raise ValueError(f"{name} must be a permutation of 0 to {len(order) - 1}, not {list(order)}")
+
+
+def spans(n: int, spans: Sequence[tuple[int, int]]) -> None:
+    """Refuse spans (start, length) that overlap, stand out of order, or reach beyond n tokens."""
+    end = 0
+    for start, length in spans:
+        if not (end <= start and 0 <= length and start + length <= n):
+            raise ValueError(
+                f"spans has ({start}, {length}) after position {end} of {n} tokens: spans must stand in order within the "
+                "text, and not overlap"
+            )
+        end = start + length
+
+
+def token_ids(**named: Tensor) -> None:
+    """Refuse what is no tensor of integers, of whatever shape."""
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            raise ValueError(f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor")
+
+
+def row_each(chosen: Tensor, **named: Tensor) -> None:
+    """Refuse what isn't of shape k v; on the CPU also another number k than of the chosen positions."""
+    for name, x in named.items():
+        if x.ndim != 2 or seen(chosen) and len(x) != chosen.sum():
+            rows = f"k = {int(chosen.sum())}" if seen(chosen) else "k"
+            raise ValueError(f"{name} of shape {tuple(x.shape)} must be (k, v), one row for each of the {rows} chosen")
+
+
+def drawable(**named: Tensor) -> None:
+    """Refuse, on the CPU, logits of which a row gives no probabilities."""
+    for name, x in named.items():
+        if seen(x) and not x.amax(-1).isfinite().all():  # the largest is NaN if one is
+            raise ValueError(
+                f"{name} has a row with NaN or +inf, or with -inf for every piece: there is nothing to draw from; look for "
+                "an overflow in the model, or drop the row"
+            )

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ElectraConfig', 'ElectraEmbedding', 'Electra', 'GeneratorHead', 'ElectraForMaskedLM', 'DiscriminatorHead',
-           'ElectraForPreTraining', 'Replaced', 'replace_pieces', 'Judged', 'ElectraPair', 'ElectraLoss',
-           'electra_loss', 'ClassificationHead', 'ElectraForSequenceClassification', 'ElectraForTokenClassification']
+           'ElectraForPreTraining', 'Judged', 'ElectraPair', 'ElectraLoss', 'electra_loss', 'ClassificationHead',
+           'ElectraForSequenceClassification', 'ElectraForTokenClassification']
 
 # %% ../nbs/13_electra.ipynb #69a63b09
 import math
@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .bert import Bert, BertConfig, BertEmbedding, Masked
+from . import checks
+from .bert import Bert, BertConfig, BertEmbedding
 from .checkpoints import Layout, Pretrained
+from .denoising import Masked, replace_pieces
 from .transformer import ACTIVATIONS, NORMS, Stack, check_counts, initialise_normal
 
 # %% ../nbs/13_electra.ipynb #1941642b
@@ -184,55 +186,6 @@ class ElectraForPreTraining(_OnElectra):
         """Logits of "was replaced"."""
         return self.rtd(self.electra(ids, segments, mask))
 
-# %% ../nbs/13_electra.ipynb #31cc1097
-class Replaced(NamedTuple):
-    """A text with pieces of the generator's in it, and where they differ from the original."""
-
-    ids: Int[Tensor, "b n"]
-    replaced: Bool[Tensor, "b n"]
-
-
-def _check_places(ids: Tensor, **places: Tensor) -> None:
-    if ids.is_floating_point():
-        raise ValueError(f"ids is {ids.dtype}; it must hold token ids, try ids.long()")
-    for name, place in places.items():
-        if place.dtype != torch.bool or place.shape != ids.shape:
-            raise ValueError(
-                f"{name} is {place.dtype} of shape {tuple(place.shape)}; it must be boolean, of "
-                f"ids' shape {tuple(ids.shape)}"
-            )
-
-
-@torch.no_grad()
-def replace_pieces(
-    ids: Int[Tensor, "b n"],
-    chosen: Bool[Tensor, "b n"],
-    logits: Float[Tensor, "k v"],
-    *,
-    generator: torch.Generator | None = None,
-) -> Replaced:
-    """Draw a piece for each of the k chosen places, by the softmax of its row of logits.
-
-    A drawn piece that is the original counts as original. No gradient passes. Clark et al.
-    2020, section 2. Raises ValueError for wrong shapes and dtypes, and on the CPU for another
-    number of rows than chosen places and for logits that are no distribution.
-    """
-    _check_places(ids, chosen=chosen)
-    if logits.ndim != 2 or logits.device.type == "cpu" and len(logits) != chosen.sum():
-        raise ValueError(
-            f"logits of shape {tuple(logits.shape)} must be (k, v), one row for each of the k "
-            "places that are chosen"
-        )
-    chances = logits.float().softmax(-1)
-    if chances.device.type == "cpu" and chances.isnan().any():
-        raise ValueError(
-            "logits has a row with NaN or +inf, or with -inf for every piece: there is nothing to "
-            "draw from; look for an overflow in the generator, or drop the row"
-        )
-    drawn = torch.multinomial(chances, 1, generator=generator)
-    corrupted = ids.masked_scatter(chosen, drawn.to(ids.dtype))
-    return Replaced(corrupted, corrupted != ids)
-
 # %% ../nbs/13_electra.ipynb #b7f41e19
 class Judged(NamedTuple):
     """The generator's logits at the chosen places, the text that it made, and the verdicts."""
@@ -313,7 +266,8 @@ def electra_loss(
     than those that were judged.
     """
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-    _check_places(ids, chosen=chosen, mask=real)
+    checks.token_ids(ids=ids)
+    checks.mask(ids.shape, "what is asked for", chosen=chosen, mask=real)
     if judged.ids.shape != ids.shape:
         raise ValueError(
             f"judged.ids of shape {tuple(judged.ids.shape)} must have ids' shape {tuple(ids.shape)}"

@@ -14,9 +14,10 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
-from parity import DEVICES, GPU, close, lengths
+from parity import GPU, close, lengths
 from annotated_nlp import electra
-from annotated_nlp.bert import Bert, BertConfig, Masked, mask_pieces
+from annotated_nlp.bert import Bert, BertConfig
+from annotated_nlp.denoising import Masked, mask_pieces
 from annotated_nlp.electra import (
     Electra,
     ElectraConfig,
@@ -26,7 +27,6 @@ from annotated_nlp.electra import (
     ElectraPair,
     Judged,
     electra_loss,
-    replace_pieces,
 )
 
 unchecked = test_invariants.unchecked  # as a user has the package
@@ -339,64 +339,6 @@ def test_the_classifiers_dropout_acts_twice(tmp_path):
         assert abs((x == 0).float().mean() - 0.25) < 0.02, part
 
 
-# Replacements
-
-
-def z(count, n, p):
-    "How many standard deviations a count is from what chance would give."
-    return (count - n * p) / math.sqrt(n * p * (1 - p))
-
-
-@DEVICES
-def test_samples_follow_the_softmax(device):
-    "Chi-square of 200,000 drawings at one in ten thousand, each row by its own logits; float16 too."
-    logits = torch.tensor([[0.0, 1.0, -2.0, 3.0, 0.5, -math.inf], [2.0, 2.0, 2.0, -1.0, 0.0, 1.0]], device=device)
-    ids, n = torch.full((2, 100_000), 5, device=device), 100_000
-    chosen, rows = torch.ones_like(ids, dtype=torch.bool), logits.repeat_interleave(n, 0)
-    for dtype in (torch.float32, torch.bfloat16):
-        found = replace_pieces(ids, chosen, rows.to(dtype), generator=torch.Generator(device).manual_seed(1))
-        for row, p in zip(found.ids, logits.softmax(-1)):
-            counts = torch.bincount(row, minlength=6).double()
-            possible = p > 0
-            assert not counts[~possible].any()
-            assert ((counts - n * p).square() / (n * p))[possible].sum() < 25.8  # 5 degrees of freedom
-
-
-def test_a_piece_that_equals_the_original_is_original():
-    "The generator is right at even places: nothing was replaced there, though a sample was put in."
-    ids = torch.randint(29, (50, 20))
-    chosen = torch.rand(50, 20) < 0.5
-    other = (ids + 1) % 29
-    right = torch.arange(20).expand(50, 20) % 2 == 0
-    certain = 1e4 * F.one_hot(ids.where(right, other), 29).float()
-    found = replace_pieces(ids, chosen, certain[chosen])
-    assert torch.equal(found.replaced, chosen & ~right)
-    assert torch.equal(found.ids, torch.where(chosen & ~right, other, ids))
-    perfect = replace_pieces(ids, chosen, 1e4 * F.one_hot(ids, 29).float()[chosen])
-    assert not perfect.replaced.any() and torch.equal(perfect.ids, ids)
-
-
-def test_samples_by_even_chance():
-    "A generator that knows nothing is right once in v times, and just then the label says original."
-    ids = torch.randint(8, (100, 1000))
-    chosen = torch.rand(100, 1000) < 0.15
-    found = replace_pieces(ids, chosen, torch.zeros(int(chosen.sum()), 8))
-    assert torch.equal(found.replaced, found.ids != ids) and not found.replaced[~chosen].any()
-    n = int(chosen.sum())
-    assert abs(z(n - int(found.replaced.sum()), n, 1 / 8)) < 4
-
-
-def test_samples_are_drawn_anew_and_repeated_by_a_generator():
-    ids, chosen = torch.randint(29, (4, 9)), torch.rand(4, 9) < 0.8
-    logits, before = torch.randn(int(chosen.sum()), 29, requires_grad=True), ids.clone()
-    draw = lambda seed=None: replace_pieces(ids, chosen, logits, generator=None if seed is None else torch.Generator().manual_seed(seed)).ids
-    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2)) and not torch.equal(draw(), draw())
-    assert torch.equal(ids, before) and draw().dtype == ids.dtype and not draw().requires_grad
-    assert replace_pieces(ids.int(), chosen, logits).ids.dtype == torch.int32
-    none = replace_pieces(ids, torch.zeros_like(chosen), logits[:0])
-    assert torch.equal(none.ids, ids) and not none.replaced.any()
-
-
 # The pair
 
 
@@ -590,8 +532,6 @@ def asked(ids=IDS, chosen=FLAG, **changes):
     (lambda: whole(mask=FLAG.float()), ["mask", "float32", "bool"]),
     (lambda: whole(mask=FLAG[:1]), ["mask", "(1, 5)", "(2, 5)"]),
     *((lambda share=share: ElectraConfig.small().generator(share), [f"share={share!r}"]) for share in (0, -0.5, 1.5, math.nan, "1/4")),
-    (lambda: replace_pieces(IDS.float(), FLAG, torch.zeros(10, 29)), ["ids", "float32"]),
-    *((lambda bad=bad: replace_pieces(IDS, FLAG, torch.full((10, 29), bad)), ["logits", "NaN"]) for bad in (math.nan, math.inf, -math.inf)),
     (lambda: asked(chosen=FLAG.long()), ["chosen", "int64", "bool"]),
     (lambda: asked(mask=FLAG.long()), ["mask", "int64", "bool"]),
     (lambda: asked(mask=FLAG[:, :4]), ["mask", "(2, 4)", "(2, 5)"]),
@@ -600,10 +540,6 @@ def asked(ids=IDS, chosen=FLAG, **changes):
     (lambda: asked(weight=-1.0), ["weight=-1.0"]),
     (lambda: asked(weight=math.nan), ["weight=nan"]),
     (lambda: ElectraPair(small(ElectraForPreTraining), small(ElectraForMaskedLM)), ["generator", "ElectraForPreTraining", "ElectraForMaskedLM"]),
-    (lambda: replace_pieces(IDS, FLAG.long(), torch.zeros(10, 29)), ["chosen", "int64", "bool"]),
-    (lambda: replace_pieces(IDS, FLAG[:, :4], torch.zeros(8, 29)), ["chosen", "(2, 4)", "(2, 5)"]),
-    (lambda: replace_pieces(IDS, FLAG, torch.zeros(9, 29)), ["logits", "(9, 29)", "chosen"]),
-    (lambda: replace_pieces(IDS, FLAG, torch.zeros(2, 5, 29)), ["logits", "(2, 5, 29)"]),
     (lambda: together(vocab_size=30), ["vocab_size=30", "29"]),
     (lambda: together(d_embedding=32), ["d_embedding=32", "20"]),
     (lambda: together(max_len=25), ["max_len=25", "24"]),

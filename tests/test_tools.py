@@ -87,6 +87,15 @@ def test_directives_for_nbdev_alone_are_not_shown(book, source):
     assert book("03_page", new_code_cell(source), procs.show_exported) in ([], [None])
 
 
+@pytest.mark.parametrize("source, folded", [
+    ("import torch\nfrom torch import nn", True), ('import torch\nwith extra("train"):\n    import tqdm', True),
+    ('with extra("train"):\n    import tqdm\n    rate = 1', False), ("import torch\nrate = 1", False), ("# nothing", False),
+])
+def test_cells_that_only_import_are_folded(book, source, folded):
+    (cell,) = book("03_page", new_code_cell(source), procs.fold_imports)
+    assert cell == ('#| code-fold: true\n#| code-summary: "Imports"\n' if folded else "") + source
+
+
 def made_site(folder, **pages):
     for name, body in pages.items():
         file = folder / f"{name.replace('__', '/')}.html"
@@ -149,13 +158,14 @@ def test_all_chapters_are_run_in_order():
 
 
 def test_readme_leads_to_the_site(tmp_path, monkeypatch):
-    "Links to notebooks lead to the published pages, pictures to the repository; the rest stays, Colab's cell goes."
+    "Links to notebooks lead to the published pages, pictures to the hosted files; the rest stays, Colab's cell goes."
     text = "[a](01_data.ipynb) [b](lab/index.ipynb#rules) [c](http://x.org/y.ipynb) [d](#at) ![e](images/f.svg) `f`"
     cells = new_markdown_cell("# Title"), new_code_cell('"google.colab" in sys.modules'), new_markdown_cell(text)
     (tmp_path / "nbs").mkdir()
     nbformat.write(new_notebook(cells=list(cells)), tmp_path / "nbs" / "index.ipynb")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    monkeypatch.setattr(readme, "get_config", lambda: SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book"))
+    settings = SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book", user="us", repo="book", branch="main")
+    monkeypatch.setattr(readme, "get_config", lambda: settings)
     assert readme.readme() == (
         "# Title\n\n[a](https://us.org/book/01_data.html) [b](https://us.org/book/lab/index.html#rules) "
-        "[c](http://x.org/y.ipynb) [d](#at) ![e](nbs/images/f.svg) `f`\n")
+        "[c](http://x.org/y.ipynb) [d](#at) ![e](https://raw.githubusercontent.com/us/book/main/nbs/images/f.svg) `f`\n")
