@@ -48,7 +48,7 @@ def mask_pieces(
     """
     checks.within("[0, 1]", rate=rate, masked=masked, random=random)
     if masked + random > 1:
-        checks.together("they are shares of what is chosen, make them add up to 1 at most", masked=masked, random=random)
+        checks.together("make them add up to 1 at most", masked=masked, random=random)
     checks.integers(vocab_size=vocab_size)
     checks.tokens(vocab_size, mask_id=mask_id)
     checks.token_ids(ids=ids)
