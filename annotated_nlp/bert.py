@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .checkpoints import Layout, Pretrained
+from .checkpoints import Pretrained
 from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
 from .transformer import check_counts, check_ids, initialise_normal
 
@@ -329,91 +329,3 @@ class BertForQuestionAnswering(_OnBert):
         """Logits of the first and of the last piece of the answer, over all pieces."""
         start, end = self.span(self.bert(ids, segments, mask)).unbind(-1)
         return start, end
-
-# %% ../nbs/10_bert.ipynb #a4ec5526
-_TRUNK = {
-    "embedding.tokens": "embeddings.word_embeddings",
-    "embedding.segments": "embeddings.token_type_embeddings",
-    "embedding.positions.table": "embeddings.position_embeddings.weight",
-    "embedding.norm": "embeddings.LayerNorm",
-    "stack.blocks.*.attention.layer.query_key_value": "encoder.layer.*.attention.self.{query,key,value}",
-    "stack.blocks.*.attention.layer.out": "encoder.layer.*.attention.output.dense",
-    "stack.blocks.*.attention.norm": "encoder.layer.*.attention.output.LayerNorm",
-    "stack.blocks.*.feed_forward.layer.up": "encoder.layer.*.intermediate.dense",
-    "stack.blocks.*.feed_forward.layer.down": "encoder.layer.*.output.dense",
-    "stack.blocks.*.feed_forward.norm": "encoder.layer.*.output.LayerNorm",
-    "pooler.dense": "pooler.dense",
-}
-_MLM = {
-    "mlm.dense": "cls.predictions.transform.dense",
-    "mlm.norm": "cls.predictions.transform.LayerNorm",
-    "mlm.bias": "cls.predictions.bias",
-}
-_TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-
-
-def _layout(
-    architecture: str, heads: dict[str, str] | None = None, tied: dict[str, str] | None = None
-) -> Layout:
-    "One class of theirs: the trunk alone, or below heads."
-    trunk = "" if heads is None else "bert."
-    return Layout(
-        architecture,
-        "bert",
-        BertConfig,
-        settings={
-            "vocab_size": "vocab_size",
-            "max_len": "max_position_embeddings",
-            "d_model": "hidden_size",
-            "n_heads": "num_attention_heads",
-            "d_ff": "intermediate_size",
-            "n_layers": "num_hidden_layers",
-            "n_segments": "type_vocab_size",
-            "activation": "hidden_act",
-            "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-            "eps": "layer_norm_eps",
-        },
-        values={
-            "activation": {
-                "gelu": ("gelu",),
-                "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"),
-                "relu": ("relu",),
-            }
-        },
-        expects={
-            "position_embedding_type": "absolute",
-            "is_decoder": False,
-            "add_cross_attention": False,
-            "tie_word_embeddings": True,
-            "classifier_dropout": None,
-        },
-        names={trunk + ours: trunk + theirs for ours, theirs in _TRUNK.items()}
-        | (heads or {}),
-        base="bert.",
-        tied=tied or {},
-        ignored=(
-            "embeddings.position_ids",
-            "pooler.*",
-            "cls.*",
-            "classifier.*",
-            "qa_outputs.*",
-        ),
-    )
-
-
-_CLASSIFIER = {"classifier": "classifier"}
-Bert.layouts = (_layout("BertModel"),)
-BertForPreTraining.layouts = (
-    _layout("BertForPreTraining", _MLM | {"nsp": "cls.seq_relationship"}, _TIED),
-)
-BertForMaskedLM.layouts = (_layout("BertForMaskedLM", _MLM, _TIED),)
-BertForSequenceClassification.layouts = (
-    _layout("BertForSequenceClassification", _CLASSIFIER),
-)
-BertForTokenClassification.layouts = (_layout("BertForTokenClassification", _CLASSIFIER),)
-BertForQuestionAnswering.layouts = (
-    _layout("BertForQuestionAnswering", {"span": "qa_outputs"}),
-)

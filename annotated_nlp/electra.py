@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import checks
 from .bert import Bert, BertConfig, BertEmbedding
-from .checkpoints import Layout, Pretrained
+from .checkpoints import Pretrained
 from .denoising import Masked, replace_pieces
 from .transformer import ACTIVATIONS, NORMS, Stack, check_counts, initialise_normal
 
@@ -333,66 +333,3 @@ class ElectraForTokenClassification(_OnElectra):
     ) -> Float[Tensor, "b n c"]:
         """Logits of the classes of each piece."""
         return self.classifier(self.dropout(self.electra(ids, segments, mask)))
-
-# %% ../nbs/13_electra.ipynb #a31f48c8
-def _layout(
-    architecture: str, heads: dict[str, str] | None = None, tied: dict[str, str] | None = None
-) -> Layout:
-    "BERT's table, but for the embedding and what stands on the trunk."
-    bert, trunk = Bert.layouts[0], "" if heads is None else "electra."
-    names = {
-        ours.replace("embedding.", "embedding.shared."): theirs
-        for ours, theirs in bert.names.items()
-        if not ours.startswith("pooler")
-    }
-    names["embedding.project"] = "embeddings_project"
-    return replace(
-        bert,
-        architecture=architecture,
-        model_type="electra",
-        config=ElectraConfig,
-        settings=bert.settings | {"d_embedding": "embedding_size"},
-        names={trunk + ours: trunk + theirs for ours, theirs in names.items()} | (heads or {}),
-        base="electra.",
-        tied=tied or {},
-        ignored=(
-            "embeddings.position_ids",
-            "generator_predictions.*",
-            "generator_lm_head.*",
-            "discriminator_predictions.*",
-            "classifier.*",
-            "qa_outputs.*",
-        ),
-    )
-
-
-Electra.layouts = (_layout("ElectraModel"),)
-ElectraForMaskedLM.layouts = (
-    _layout(
-        "ElectraForMaskedLM",
-        {
-            "mlm.dense": "generator_predictions.dense",
-            "mlm.norm": "generator_predictions.LayerNorm",
-            "mlm.bias": "generator_lm_head.bias",
-        },
-        {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    ),
-)
-ElectraForPreTraining.layouts = (
-    _layout(
-        "ElectraForPreTraining",
-        {
-            "rtd.dense": "discriminator_predictions.dense",
-            "rtd.out": "discriminator_predictions.dense_prediction",
-        },
-    ),
-)
-ElectraForSequenceClassification.layouts = (
-    _layout(
-        "ElectraForSequenceClassification",
-        {"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"},
-    ),
-)
-ElectraForTokenClassification.layouts = (
-    _layout("ElectraForTokenClassification", {"classifier": "classifier"}),
-)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import send_to_device
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -43,6 +42,9 @@ from annotated_nlp.data import (
 from .decoding import greedy
 from .tokenization import BOS, EOS, WordPiece
 from .transformer import initialise_normal
+
+with checks.extra("train"):
+    from accelerate.utils import send_to_device
 
 # %% ../nbs/finetuning.ipynb #f1e70007
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

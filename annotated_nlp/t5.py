@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .attention import Attention
-from .checkpoints import Layout, Pretrained
+from .checkpoints import Pretrained
 from .decoding import beam_search, evaluating, greedy, sample
 from .transformer import BlockCache, BlockConfig, Stack, check_counts, check_ids
 
@@ -415,72 +414,3 @@ def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
     finally:
         for part in parts:
             parametrize.remove_parametrizations(part, "weight")
-
-# %% ../nbs/14_t5.ipynb #e5723c3e
-def _names(gated: bool) -> dict[str, str]:
-    names = {"tokens": "shared", "head": "lm_head"}
-    for side, last in (("encoder", 1), ("decoder", 2)):
-        block, theirs = f"{side}.blocks.*", f"{side}.block.*.layer"
-        up = "wi_{0,1}" if gated else "wi"
-        names |= {
-            f"{side}_bias.table": f"{side}.block.0.layer.0.SelfAttention."
-            "relative_attention_bias",
-            f"{block}.attention.norm": f"{theirs}.0.layer_norm",
-            f"{block}.attention.layer.query_key_value": f"{theirs}.0.SelfAttention.{{q,k,v}}",
-            f"{block}.attention.layer.out": f"{theirs}.0.SelfAttention.o",
-            f"{block}.feed_forward.norm": f"{theirs}.{last}.layer_norm",
-            f"{block}.feed_forward.layer.up": f"{theirs}.{last}.DenseReluDense.{up}",
-            f"{block}.feed_forward.layer.down": f"{theirs}.{last}.DenseReluDense.wo",
-            f"{side}.norm": f"{side}.final_layer_norm",
-        }
-    return names | {
-        "decoder.blocks.*.cross.norm": "decoder.block.*.layer.1.layer_norm",
-        "decoder.blocks.*.cross.layer.query": "decoder.block.*.layer.1.EncDecAttention.q",
-        "decoder.blocks.*.cross.layer.key_value": "decoder.block.*.layer.1.EncDecAttention.{k,v}",
-        "decoder.blocks.*.cross.layer.out": "decoder.block.*.layer.1.EncDecAttention.o",
-    }
-
-
-def _layout(gated: bool, tied: bool) -> Layout:
-    "Version 1.0 is neither gated nor untied, 1.1 both; their class can also do one alone."
-    activation = "gelu_tanh" if gated else "relu"
-    return Layout(
-        "T5ForConditionalGeneration",
-        "t5",
-        partial(T5Config, activation=activation, gated=gated, tied=tied),
-        settings={
-            "vocab_size": "vocab_size",
-            "d_model": "d_model",
-            "d_head": "d_kv",
-            "d_ff": "d_ff",
-            "n_heads": "num_heads",
-            "n_layers": "num_layers",
-            "n_decoder_layers": "num_decoder_layers",
-            "n_buckets": "relative_attention_num_buckets",
-            "max_distance": "relative_attention_max_distance",
-            "dropout": "dropout_rate",
-            "eps": "layer_norm_epsilon",
-            "pad_id": ("pad_token_id", "decoder_start_token_id"),
-            "eos_id": "eos_token_id",
-        },
-        expects={
-            "feed_forward_proj": "gated-gelu"
-            if gated
-            else "relu",  # their "gated-gelu" is the tanh form
-            "scale_decoder_outputs": tied,
-            "is_encoder_decoder": True,
-        }
-        | ({"tie_word_embeddings": True} if tied else {}),
-        writes={} if tied else {"tie_word_embeddings": False},
-        names=_names(gated),
-        base="",
-        tied=dict.fromkeys(
-            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
-            "shared.weight",
-        ),
-        # left in old files by a version that gave cross-attention a bias which it never used
-        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-    )
-
-
-T5.layouts = tuple(_layout(gated, tied) for gated in (False, True) for tied in (True, False))

@@ -10,7 +10,6 @@ __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_plac
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from einops import einsum, pack, rearrange, reduce, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .checkpoints import Layout, Pretrained
+from .checkpoints import Pretrained
 from .transformer import BlockConfig, Stack, check_counts, initialise_normal
 
 # %% ../nbs/15_vit.ipynb #9ebb6279
@@ -246,6 +245,7 @@ class DeiT(ViT):
     """
 
     n_tokens = 2
+    config_class = DeiTConfig
 
     def __init__(self, config: ViTConfig):
         super().__init__(config)
@@ -416,70 +416,6 @@ def _stretch(
     "1 where a pixel is in the `part` of the length around `centre`, 0 elsewhere."
     pixels = (torch.arange(length, device=centre.device) + 0.5) / length
     return ((pixels - rearrange(centre, "b -> b 1")).abs() < part / 2).float()
-
-# %% ../nbs/15_vit.ipynb #57bc929e
-_NAMES = {
-    "embedding.patches": "embeddings.patch_embeddings.projection",
-    "embedding.places": "embeddings.position_embeddings",
-    "stack.blocks.*.attention.norm": "encoder.layer.*.layernorm_before",
-    "stack.blocks.*.attention.layer.query_key_value": "encoder.layer.*.attention.attention.{query,key,value}",
-    "stack.blocks.*.attention.layer.out": "encoder.layer.*.attention.output.dense",
-    "stack.blocks.*.feed_forward.norm": "encoder.layer.*.layernorm_after",
-    "stack.blocks.*.feed_forward.layer.up": "encoder.layer.*.intermediate.dense",
-    "stack.blocks.*.feed_forward.layer.down": "encoder.layer.*.output.dense",
-    "stack.norm": "layernorm",
-}
-
-
-def _layout(
-    architecture: str, kind: str, tokens: str, config, heads: dict[str, str]
-) -> Layout:
-    "One class of theirs: the trunk, its tokens, and the heads."
-    trunk = _NAMES | {"embedding.tokens": f"embeddings.{tokens}"}
-    return Layout(
-        architecture,
-        kind,
-        partial(config, n_classes=2, eps=1e-12),
-        settings={
-            "image_size": "image_size",
-            "patch_size": "patch_size",
-            "n_channels": "num_channels",
-            "d_model": "hidden_size",
-            "n_heads": "num_attention_heads",
-            "d_ff": "intermediate_size",
-            "n_layers": "num_hidden_layers",
-            "activation": "hidden_act",
-            "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-            "eps": "layer_norm_eps",
-        },
-        values={
-            "activation": {
-                "gelu": ("gelu",),
-                "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
-                "relu": ("relu",),
-            }
-        },
-        expects={"qkv_bias": True},
-        names={ours: f"{kind}.{theirs}" for ours, theirs in trunk.items()} | heads,
-        base=f"{kind}.",
-        ignored=("pooler.*", "classifier.*", "decoder.*", "embeddings.mask_token"),
-    )
-
-
-ViT.layouts = (
-    _layout(
-        "ViTForImageClassification", "vit", "cls_token", ViTConfig, {"head": "classifier"}
-    ),
-)
-DeiT.layouts = (
-    _layout(
-        "DeiTForImageClassificationWithTeacher",
-        "deit",
-        "{cls_token,distillation_token}",
-        DeiTConfig,
-        {"head": "cls_classifier", "distillation_head": "distillation_classifier"},
-    ),
-)
 
 # %% ../nbs/15_vit.ipynb #091b941d
 class ConvNet(nn.Module):
