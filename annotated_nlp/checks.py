@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'together',
            'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra', 'beginnings', 'writable', 'finite',
+           'one_cache_each', 'continued', 'memory_if', 'prompts', 'texts', 'extra', 'beginnings', 'writable', 'finite',
            'targets', 'real_rows', 'same_device', 'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans',
            'token_ids', 'row_each', 'drawable']
 
@@ -249,6 +249,19 @@ def prompts(shape: Sequence[int], given: Tensor) -> None:
         raise ValueError(
             f"row {int(empty.nonzero()[0])} of mask has no token: a prompt needs at least one"
         )
+
+# %% ../nbs/checks.ipynb #5be2f9a3
+def texts(texts: Iterable[str]) -> list[str]:
+    """The texts as a list. Refuses a single string and other things than strings, with TypeError, and no text at all."""
+    if isinstance(texts, str):
+        raise TypeError("texts is a single string; pass a list of strings, such as [text]")
+    texts = list(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts must hold strings, not {type(text).__name__}: {text!r:.60}")
+    if not any(texts):
+        raise ValueError("texts is empty; give at least one character")
+    return texts
 
 # %% ../nbs/checks.ipynb #5e1f0a32
 @contextmanager
