@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'some',
            'together', 'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'one_value_each', 'attention_mask', 'memory_if', 'prompts']
+           'one_cache_each', 'continued', 'one_value_each', 'attention_mask', 'memory_if', 'prompts', 'last_tokens',
+           'step_logits', 'stop_token', 'distributions', 'writing_rules']
 
 # %% ../nbs/checks.ipynb #66d7d292
 from collections.abc import Iterable, Sequence, Sized
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 
 # %% ../nbs/checks.ipynb #553ace04
-def integers(least: int = 1, **values: int) -> None:
-    """Refuse what is no integer of at least `least`."""
+def integers(least: int | None = 1, **values: int) -> None:
+    """Refuse what is no integer of at least `least` (None: any)."""
     for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        integer = isinstance(value, Integral) and not isinstance(value, bool)
+        if not integer or (least is not None and value < least):
+            raise ValueError(f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"))
 
 
 def within(interval: str, **values: Real) -> None:
@@ -262,4 +264,55 @@ def prompts(shape: Sequence[int], given: Tensor) -> None:
     if seen(given) and empty.any():
         raise ValueError(
             f"row {int(empty.nonzero()[0])} of mask has no token: a prompt needs at least one"
+        )
+
+
+# Decoding
+
+
+def last_tokens(start: Tensor) -> None:
+    """Refuse what is not the last token of each row."""
+    if start.ndim != 1 or start.dtype not in _INTEGERS:
+        raise ValueError(
+            f"start must hold one token id a row, int32 or int64 of shape (b,), got {_shape(start)}; of a longer "
+            "prompt, feed all but the last token beforehand"
+        )
+
+
+def step_logits(rows: int, logits: Tensor) -> None:
+    """Refuse logits that are not one distribution a row."""
+    if logits.ndim != 2 or logits.shape[0] != rows:
+        raise ValueError(
+            f"step must return logits of shape ({rows}, vocabulary), got {tuple(logits.shape)}; a model that returns "
+            "every position needs [:, -1]"
+        )
+
+
+def stop_token(vocab_size: int, stop_id: int) -> None:
+    """Refuse a stop token that the model can't write."""
+    if not isinstance(stop_id, Integral) or not 0 <= stop_id < vocab_size:
+        raise ValueError(
+            f"stop_id={stop_id} is none of the {vocab_size} tokens that the model gives logits for, so nothing would "
+            f"ever end; give an integer from 0 to {vocab_size - 1}"
+        )
+
+
+def distributions(broken: Tensor) -> None:
+    """Refuse logits that were no distribution; `broken` is True in the rows of the batch where they weren't."""
+    if broken.any():
+        raise ValueError(
+            f"step gave no distribution in batch row {int(broken.nonzero()[0, 0])}: logits with NaN or +inf, or -inf "
+            "for every token; look for an overflow in the model or a mask that forbids everything"
+        )
+
+
+def writing_rules(temperature: float, beam: int, top_k: int | None, top_p: float | None) -> None:
+    """Refuse a beam together with a temperature, and cuts without one."""
+    within("[0, inf)", temperature=temperature)
+    if beam != 1 and temperature != 0:
+        raise ValueError(f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing")
+    if temperature == 0 and (top_k is not None or top_p is not None):
+        raise ValueError(
+            f"top_k={top_k}, top_p={top_p} with temperature=0, at which nothing is drawn: give temperature=1.0, or "
+            "drop the cut"
         )

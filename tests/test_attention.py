@@ -375,8 +375,8 @@ def test_cross_attention_remembers():
     layer, x, memory = CrossAttention(16, 4, d_memory=12), torch.randn(2, 3, 16), torch.randn(2, 7, 12)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     cache, index = layer.remember(memory), torch.tensor([1, 0, 1])
-    assert_close(layer(x, mask=mask, cache=cache), layer(x, memory, mask=mask))
-    assert_close(layer(x[index], mask=mask[index], cache=cache.reorder(index)), layer(x, memory, mask=mask)[index])
+    assert_close(layer(x, cache, mask=mask), layer(x, memory, mask=mask))
+    assert_close(layer(x[index], cache.reorder(index), mask=mask[index]), layer(x, memory, mask=mask)[index])
 
 
 # The rest of the module's surface
@@ -471,27 +471,92 @@ def test_state_dict_round_trip():
     assert torch.equal(first(x, memory), second(x, memory))
 
 
+def test_what_one_kind_has_the_other_has_not(unchecked):
+    "A causal cross-attention, a cross-attention without memory, a cache of the other kind: Python's own errors name it."
+    for call in (
+        lambda: CrossAttention(8, 4, 8, causal=True), lambda: CrossAttention(8, 4, 6)(torch.zeros(1, 2, 8)),
+        lambda: SelfAttention(8, 4).remember(torch.zeros(1, 2, 8)), lambda: CrossAttention(8, 4, 6).new_cache(1, 2),
+    ):
+        with pytest.raises((TypeError, AttributeError), match="causal|memory|remember|new_cache"):
+            call()
+
+
+def rotary(q, k, start):
+    "Su et al. 2021, equation 34: each pair of features turned by an angle that grows with the position."
+    def turned(x, first):
+        angles = (first + torch.arange(x.shape[2]))[:, None] * 10000.0 ** (-torch.arange(0, x.shape[3], 2) / x.shape[3])
+        pairs = torch.view_as_complex(rearrange(x, "b h n (f two) -> b h n f two", two=2).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(3)
+
+    return turned(q, start), turned(k, 0), None
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_slot_sees_queries_and_keys(need_weights):
+    "Rotary positions: scores depend on distances alone, moved queries and keys agree, and stepping with a cache is the whole."
+    layer, x = SelfAttention(16, 2, causal=True), torch.randn(2, 6, 16)
+
+    def run(*args, **kwargs):
+        result = layer(*args, **kwargs, relative=rotary, need_weights=need_weights)
+        return result[0] if need_weights else result
+
+    q, k, v = layer.split(layer.query_key_value(x))
+    moved = [rotary(part, part, 5)[0] for part in (q, k)]
+    here = [rotary(part, part, 0)[0] for part in (q, k)]
+    assert_close(moved[0] @ moved[1].mT, here[0] @ here[1].mT, **EXACT)
+    scores = (here[0] @ here[1].mT / 8**0.5).masked_fill(~causal_mask(6, 6), -math.inf)
+    wanted = layer.out(rearrange(scores.softmax(-1) @ v, "b h n k -> b n (h k)"))
+    assert_close(run(x), wanted, **EXACT)
+    with torch.no_grad():
+        cache = layer.new_cache(2, 6)
+        steps = [run(x[:, t : t + 1], cache=cache, start=t) for t in range(6)]
+    assert_close(torch.cat(steps, 1), wanted, **EXACT)
+
+
+def test_record():
+    "Every call of every module of a kind, detached, in order; nothing once the block is left."
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(3, 4)
+    with record(model, nn.Linear) as given:
+        model(model(x))
+    assert list(given) == ["0", "2"] and [len(calls) for calls in given.values()] == [2, 2]
+    assert_close(given["0"][0], model[0](x)) and not given["2"][1].requires_grad
+    assert_close(given["2"][1], model(model(x)))
+    model(x)
+    assert len(given["0"]) == 2
+    with pytest.raises(ValueError, match="Sequential has no GRU or LSTM module"), record(model, nn.GRU, nn.LSTM):
+        pass
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_once_for_all_lengths(dynamic, unchecked):
+    "A causal layer meets batches of many lengths in training: no graph break, at most one more compilation."
+    torch._dynamo.reset()
+    layer, counter = SelfAttention(16, 2, causal=True), torch._dynamo.testing.CompileCounter()
+    whole = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
+    for n in (6, 9, 4, 11, 2):
+        x = torch.randn(2, n, 16)
+        assert_close(whole(x), layer(x), **EXACT)
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
 # Errors
 
 
 @pytest.mark.parametrize("make,message", [
     (lambda: SelfAttention(10, 4), "d_model=10 is not divisible by n_heads=4; change one, or give d_head"),
-    (lambda: SelfAttention(8, 4, d_memory=8, causal=True), "cross-attention has no future to hide"),
-    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), "make it with d_memory"),
-    (lambda: CrossAttention(8, 4, d_memory=6)(torch.zeros(1, 2, 8)), r"needs memory, or the cache that remember\(memory\) made"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), start=1), r"start=1 without earlier positions.*new_cache\(batch_size, max_len\)"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 2)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 3, dtype=torch.bool)), r"mask of shape \(1, 3\) must be \(b, m\) = \(1, 2\)"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 3, 8), cache=SelfAttention(8, 4).new_cache(1, 2)), "room for 2 positions, 3 are needed.*max_len=3 or more"),
-    (lambda: SelfAttention(8, 0), "n_heads=0 must be at least 1"),
+    (lambda: SelfAttention(8, 0), "n_heads=0 must be an integer of at least 1"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 4).new_cache(2, 2)), r"keys of shape \(1, 4, 1, 2\) don't fit a cache of \(2, 4, 2, 2\).*reorder"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 2).new_cache(1, 2)), "don't fit a cache.*this layer's new_cache"),
     (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 4).new_cache(1, 4), start=-2), "start=-2 must count"),
-    (lambda: SelfAttention(8, 4).remember(torch.zeros(1, 2, 8)), r"self-attention.*use new_cache\(batch_size, max_len\)"),
-    (lambda: CrossAttention(8, 4, d_memory=6).new_cache(1, 2), r"cross-attention.*use remember\(memory\)"),
     (lambda: fused_attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 4, 4)), "5 keys and 4 values"),
     (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=3), "window=3 must be even"),
-    (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=0), "window=0 must be even and at least 2"),
+    (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=0), "window=0 must be an integer of at least 2"),
 ])
 def test_errors_name_the_remedy(make, message, unchecked):
     with pytest.raises(ValueError, match=message):
