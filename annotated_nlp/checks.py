@@ -55,7 +55,7 @@ def tokens(vocab_size: int, **ids: int) -> None:
     """Refuse what is no token id of a vocabulary."""
     for name, value in ids.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value < vocab_size:
-            raise ValueError(f"{name}={value!r} must be a token: an integer from 0 to {vocab_size - 1}")
+            raise ValueError(f"{name}={value!r} must be a token: an integer from 0 to {vocab_size - 1}, in a vocabulary of {vocab_size}")
 
 
 def even(**values: int) -> None:
