@@ -6,10 +6,11 @@
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'some',
            'together', 'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
            'one_cache_each', 'continued', 'one_value_each', 'attention_mask', 'memory_if', 'prompts', 'last_tokens',
-           'step_logits', 'stop_token', 'distributions', 'writing_rules']
+           'step_logits', 'stop_token', 'distributions', 'writing_rules', 'extra']
 
 # %% ../nbs/checks.ipynb #66d7d292
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -316,3 +317,12 @@ def writing_rules(temperature: float, beam: int, top_k: int | None, top_p: float
             f"top_k={top_k}, top_p={top_p} with temperature=0, at which nothing is drawn: give temperature=1.0, or "
             "drop the cut"
         )
+
+# %% ../nbs/checks.ipynb #5e1f0a32
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Where an import in this block fails, say which extra of the package brings what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is missing here: pip install annotated_nlp[{name}]", name=error.name) from error

@@ -13,84 +13,22 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from matplotlib.image import imsave
 from torch import Tensor
 
-# %% ../nbs/viewers.ipynb #e0e54aea
-_STYLE = """
-:host { display: block; max-width: 52rem; margin: .5rem 0 1rem; --blue: #1a80c0; --green: #009e73; --faint: color-mix(in srgb, currentColor 25%, transparent); }
-* { box-sizing: border-box; }
-.tools, .strip, .pair { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: end; margin-bottom: .6rem; }
-.strip { gap: .25rem; }
-.pair { align-items: end; }
-.panel { flex: 1 1 9rem; max-width: 15rem; min-width: 0; }
-label { display: grid; font-size: .8em; max-width: 100%; }
-select, button { font: inherit; color: inherit; background: transparent; border: 1px solid var(--faint); border-radius: .3rem; min-height: 2.2rem; max-width: 100%; }
-select { padding: .2rem .4rem; font-size: 1.15em; }
-option { color: #222222; background: #ffffff; }
-button { cursor: pointer; padding: .2rem .6rem; touch-action: manipulation; }
-button[aria-disabled=true] { cursor: default; text-decoration: line-through; }
-:focus-visible { outline: 3px solid var(--blue); outline-offset: 1px; }
-p { margin: .2rem 0; font-size: .9em; }
-[role=status] { min-height: 3em; }
-.heads { display: grid; gap: 3px; margin-bottom: .6rem; max-width: 34rem; align-items: center; justify-content: start; font-size: .7em; }
-canvas { width: 100%; aspect-ratio: 1; image-rendering: pixelated; cursor: pointer; border: 1px solid var(--faint); }
-canvas.on { outline: 2px solid currentColor; }
-.token { display: flex; flex-direction: column; align-items: center; justify-content: end; min-width: 2.2rem; min-height: 2.2rem; padding: .15rem .3rem; border: 1px solid transparent; border-radius: .3rem; }
-.token[aria-checked] { border-color: var(--faint); }
-.token[aria-checked=true], .cell[aria-checked=true] { border-color: currentColor; box-shadow: inset 0 0 0 1px currentColor; background-color: color-mix(in srgb, var(--blue) 15%, transparent); }
-.well { display: flex; flex-direction: column; justify-content: end; align-items: center; height: 4.4rem; font-size: .7em; }
-.well i { display: block; width: 1.4rem; min-height: 1px; background: var(--blue); }
-.grid { display: grid; background-size: 100% 100%; image-rendering: pixelated; border: 1px solid var(--faint); }
-.cell { aspect-ratio: 1; border: 1px solid var(--faint); border-radius: 0; min-height: 0; padding: 0; position: relative; }
-.cell[aria-checked=true] { box-shadow: inset 0 0 0 3px #d55e00; border-color: #d55e00; }
-.tree { overflow-x: auto; margin-bottom: .4rem; }
-svg { display: block; font-size: 14px; }
-svg text { fill: currentColor; }
-svg line { stroke: var(--faint); stroke-width: 1.5; }
-svg circle { fill: none; stroke: currentColor; stroke-width: 1.5; }
-svg .score { font-size: 11px; }
-svg .kept line { stroke: var(--blue); stroke-width: 3; }
-svg .kept circle { fill: var(--blue); stroke: var(--blue); }
-svg .ended line { stroke: var(--green); stroke-width: 3; }
-svg .ended circle { fill: var(--green); stroke: var(--green); }
-svg .dropped line { stroke-dasharray: 3 4; }
-svg .dropped text { text-decoration: line-through; }
-svg [hidden] { display: none; }
-table { border-collapse: collapse; font-size: .9em; }
-th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid var(--faint); overflow-wrap: anywhere; }
-input { accent-color: var(--blue); min-height: 2.2rem; }
-"""
+from . import checks
 
-_SHELL = """
-const make = (tag, attributes = {}, ...children) => {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-};
-const menu = (label, options, chosen, choose) => {
-  const select = make("select", {}, ...options.map((text, i) => make("option", {value: i}, text)));
-  select.value = chosen;
-  select.addEventListener("change", () => choose(Number(select.value)));
-  return make("label", {}, label, select);
-};
-for (const host of document.querySelectorAll(`.annotated-viewer[data-kind=${kind}]`)) {
-  if (host.shadowRoot) continue;
-  const root = host.attachShadow({mode: "open"});
-  root.append(make("style", {}, style));
-  build(root, JSON.parse(host.dataset.views));
-}
-"""
+# %% ../nbs/viewers.ipynb #e0e54aea
+def _asset(name: str) -> str:
+    """A style or script of the viewers, without its comments: every stored viewer carries a copy."""
+    text = (files("annotated_nlp") / "assets" / "viewers" / name).read_text(encoding="utf-8")
+    return re.sub(r"^ *//.*\n|/\*.*?\*/", "", text, flags=re.M)
 
 # %% ../nbs/viewers.ipynb #09d431d3
-_SCRIPTS: dict[str, str] = {}  # kind of viewer -> its script, which defines `build`
-
-
 class Viewer:
     """One or more views of the same kind, in HTML that needs no server and no other file.
 
@@ -107,7 +45,8 @@ class Viewer:
 
     def _repr_html_(self) -> str:
         data = html.escape(json.dumps(list(self.views.items()), separators=(",", ":"), ensure_ascii=False))
-        script = f"const kind = {self.kind!r}, style = {json.dumps(_STYLE)};\n{_SCRIPTS[self.kind]}{_SHELL}"
+        script = f"const kind = {self.kind!r}, style = {json.dumps(_asset('style.css'))};\n"
+        script += _asset(f"{self.kind}.js") + _asset("shell.js")
         return re.sub(
             r"\n\s*",
             "\n",
@@ -198,7 +137,8 @@ def patch_viewer(
 
     `image` has one channel, from 0 (paper) to 1 (ink), or three, from 0 to 1; its patches are
     squares of `patch_size` pixels, row by row. `extra` names the tokens before them. Raises
-    ValueError as `attention_viewer` does, and where image, patches and weights don't agree.
+    ValueError as `attention_viewer` does, and where image, patches and weights don't agree;
+    ImportError without matplotlib, which writes the picture.
     """
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise ValueError(f"image must have the axes channels (1 or 3), y and x, got shape {tuple(image.shape)}")
@@ -207,6 +147,8 @@ def patch_viewer(
     rows, columns = image.shape[1] // patch_size, image.shape[2] // patch_size
     names = [*extra, *(f"row {y}, column {x}" for y in range(1, rows + 1) for x in range(1, columns + 1))]
     _check(weights, names, names)
+    with checks.extra("book"):
+        from matplotlib.image import imsave
     pixels = image.detach().float().cpu().clamp(0, 1)
     file = io.BytesIO()
     if len(pixels) == 1:
@@ -216,123 +158,6 @@ def patch_viewer(
     picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     more = dict(image=picture, columns=columns, patches=rows * columns)
     return _view(weights, names, None, told=max(1, len(extra)), **more)
-
-# %% ../nbs/viewers.ipynb #d004e68f
-_SCRIPTS["attention"] = """
-const build = (root, views) => {
-  const now = {view: 0, layer: 0, head: 0, query: 0};
-  const bytes = views.map(([, view]) => Uint8Array.from(atob(view.weights), c => c.charCodeAt(0)));
-  for (const [, view] of views) {
-    view.same = !view.keys;
-    view.keys ??= view.queries;
-  }
-  const percent = weight => `${Math.round(100 * weight)}%`;
-  const said = make("p", {role: "status"}), page = make("div");
-  let queries, keys, tiles, menus;
-  const weights = () => {
-    const {heads, queries: {length: n}, keys: {length: m}} = views[now.view][1];
-    const start = ((now.layer * heads + now.head) * n + now.query) * m;
-    return Array.from(bytes[now.view].subarray(start, start + m), byte => (byte / 255) ** 2);
-  };
-  const tile = (layer, head) => {
-    const {heads, queries: {length: n}, keys: {length: m}} = views[now.view][1];
-    const canvas = make("canvas", {width: m, height: n, title: `layer ${layer + 1}, head ${head + 1}`});
-    const context = canvas.getContext("2d"), pixels = context.createImageData(m, n);
-    const start = (layer * heads + head) * n * m;
-    for (let i = 0; i < n * m; i++) pixels.data.set([26, 128, 192, bytes[now.view][start + i]], 4 * i);
-    context.putImageData(pixels, 0, 0);
-    canvas.addEventListener("click", () => { Object.assign(now, {layer, head}); update(); });
-    return canvas;
-  };
-  const well = () => make("span", {class: "well"}, make("span"), make("i"));
-  const token = (text, bar, radio) => make(radio ? "button" : "span",
-    radio ? {class: "token", role: "radio", type: "button"} : {class: "token", role: "listitem"},
-    ...(bar ? [well()] : []), text.replaceAll("\\u2581", "\\u00b7"));
-  const group = (label, radio, ...parts) => make("div", radio ? {role: "radiogroup", "aria-label": label} : {role: "list", "aria-label": label}, ...parts);
-  const panel = (view, label, radio) => {
-    const before = view.queries.length - view.patches;
-    const extra = view.queries.slice(0, before).map(text => token(text, !radio, radio));
-    const cells = view.queries.slice(before).map(text => radio
-      ? make("button", {class: "cell", role: "radio", type: "button", "aria-label": text})
-      : make("span", {class: "cell", role: "listitem", title: text}));
-    const grid = make("div", {class: "grid", role: "presentation", style: `grid-template-columns: repeat(${view.columns}, 1fr);` + (radio ? `background-image: url(${view.image})` : "")}, ...cells);
-    return [group(label, radio, make("div", {class: "strip", role: "presentation"}, ...extra), grid), [...extra, ...cells]];
-  };
-  const rebuild = () => {
-    const view = views[now.view][1], again = Array.from({length: view.layers}, (_, layer) => Array.from({length: view.heads}, (_, head) => tile(layer, head)));
-    now.layer = Math.min(now.layer, view.layers - 1);
-    now.head = Math.min(now.head, view.heads - 1);
-    now.query = Math.min(now.query, view.queries.length - 1);
-    tiles = again;
-    const numbers = count => Array.from({length: count}, (_, i) => i + 1);
-    menus = {
-      layer: menu("Layer", numbers(view.layers), now.layer, i => { now.layer = i; update(); }),
-      head: menu("Head", numbers(view.heads), now.head, i => { now.head = i; update(); }),
-    };
-    const parts = [make("div", {class: "tools"}, ...(view.layers > 1 ? [menus.layer] : []), ...(view.heads > 1 ? [menus.head] : []))];
-    if (view.layers * view.heads > 1) parts.push(make("div", {class: "heads", "aria-hidden": "true",
-      style: `grid-template-columns: max-content repeat(${view.heads}, minmax(0, 4rem))`},
-      ...tiles.flatMap((row, layer) => [make("span", {}, layer + 1), ...row])));
-    let asking;
-    if (view.image) {
-      const [left, from] = panel(view, "Who looks", true), [right, to] = panel(view, "Where it looks", false);
-      asking = left; queries = from; keys = to;
-      parts.push(make("div", {class: "pair"}, make("div", {class: "panel"}, make("p", {}, "Who looks"), left), make("div", {class: "panel"}, make("p", {}, "Where it looks"), right)));
-    } else {
-      queries = view.queries.map(text => token(text, view.same, true));
-      keys = view.same ? queries : view.keys.map(text => token(text, true, false));
-      asking = group("Who looks", true, ...queries);
-      asking.className = "strip";
-      parts.push(make("p", {}, view.same ? "Choose a token: the bars show where it looks." : "Who looks"), asking);
-      if (!view.same) {
-        const looked = group("Where it looks", false, ...keys);
-        looked.className = "strip";
-        parts.push(make("p", {}, "Where it looks"), looked);
-      }
-    }
-    queries.forEach((query, i) => query.addEventListener("click", () => { now.query = i; update(); }));
-    asking.addEventListener("keydown", event => {
-      const before = view.image ? view.queries.length - view.patches : 0;
-      const down = view.image && now.query >= before ? view.columns : 1, last = queries.length - 1;
-      const to = {ArrowRight: now.query + 1, ArrowLeft: now.query - 1, ArrowDown: now.query + down, ArrowUp: now.query - down, Home: 0, End: last}[event.key];
-      if (to === undefined) return;
-      event.preventDefault();
-      event.stopPropagation();
-      now.query = Math.max(0, Math.min(last, to));
-      update();
-      queries[now.query].focus();
-    });
-    page.replaceChildren(...parts);
-    update();
-  };
-  const update = () => {
-    const view = views[now.view][1], row = weights(), most = Math.max(...row, 1e-9);
-    tiles.forEach((line, layer) => line.forEach((canvas, head) => canvas.classList.toggle("on", layer === now.layer && head === now.head)));
-    for (const name of ["layer", "head"]) menus[name].querySelector("select").value = now[name];
-    queries.forEach((query, i) => {
-      query.setAttribute("aria-checked", i === now.query);
-      query.tabIndex = i === now.query ? 0 : -1;
-    });
-    keys.forEach((key, i) => {
-      const well = key.querySelector(".well");
-      if (!well) {
-        key.style.background = `rgb(26 128 192 / ${row[i] / most})`;
-        key.title = `${view.keys[i]}: ${percent(row[i])}`;
-        return;
-      }
-      well.firstChild.textContent = row[i] < 0.005 ? "" : percent(row[i]);
-      well.lastChild.style.height = `${3 * row[i]}rem`;
-    });
-    const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([weight]) => weight >= 0.005);
-    const name = text => view.image ? text : `\u201c${text.replaceAll("\\u2581", "\\u00b7")}\u201d`;
-    const where = [view.layers > 1 && `layer ${now.layer + 1}`, view.heads > 1 && `head ${now.head + 1}`].filter(Boolean).join(", ");
-    said.textContent = `${where && `In ${where}, `}${name(view.queries[now.query])} looks at ${best.map(([weight, i]) => `${name(view.keys[i])} ${percent(weight)}`).join(", ") || "nothing"}.`;
-  };
-  if (views.length > 1) root.append(make("div", {class: "tools"}, menu("Example", views.map(([name]) => name), 0, i => { now.view = i; rebuild(); })));
-  root.append(page, said);
-  rebuild();
-};
-"""
 
 # %% ../nbs/viewers.ipynb #db3ca351
 FATES = ("kept", "dropped", "ended")
@@ -393,83 +218,3 @@ def search_viewer(steps: Sequence[Sequence[Candidate]]) -> Viewer:
             nodes.append([" ".join(tokens[-1:]), parent, len(tokens), rows[tuple(tokens)], round(score, 4), fate])
     view = dict(root=rows[()], leaves=sum(not children.get(t) for t in rows), nodes=nodes, steps=len(steps))
     return Viewer("search", {"": view}, "\n".join(lines))
-
-# %% ../nbs/viewers.ipynb #0f520b78
-_SCRIPTS["search"] = """
-const build = (root, views) => {
-  const now = {view: 0, frame: 0};
-  const draw = (tag, attributes = {}, ...children) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const tree = make("div", {class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of hypotheses"});
-  const said = make("p", {role: "status"}), body = make("tbody");
-  const slider = make("input", {type: "range", min: 0, "aria-label": "Half-step"});
-  slider.addEventListener("input", () => go(Number(slider.value)));
-  const button = (text, by) => {
-    const made = make("button", {type: "button"}, text);
-    made.addEventListener("click", () => go(now.frame + by));
-    return made;
-  };
-  const back = button("\\u25c0 Back", -1), forward = button("Forward \\u25b6", 1);
-  let groups;
-  const phrase = (nodes, i) => i ? `${phrase(nodes, nodes[i - 1][1])} ${nodes[i - 1][0]}`.trim() : "";
-  const rebuild = () => {
-    const {nodes, root: middle, leaves, steps} = views[now.view][1], row = 38;
-    const columns = [30];
-    for (let depth = 1; depth <= steps; depth++) {
-      const longest = Math.max(...nodes.filter(node => node[2] === depth).map(node => Math.max(node[0].length, 5)));
-      columns.push(columns.at(-1) + 9 * longest + 40);
-    }
-    const start = depth => depth ? columns[depth - 1] + 26 : 8, y = at => row * at + 20;
-    const svg = draw("svg", {width: columns.at(-1), height: row * leaves + 8, "aria-hidden": "true"}, draw("circle", {cx: 8, cy: y(middle), r: 5}));
-    groups = nodes.map(([word, parent, depth, at, score]) => {
-      const from = parent ? nodes[parent - 1] : ["", 0, 0, middle], x = start(depth);
-      const left = parent ? Math.min(x - 30, start(depth - 1) + 14 + 9 * from[0].length) : 14;
-      return draw("g", {}, draw("line", {x1: left, y1: y(from[3]), x2: x - 5, y2: y(at)}), draw("circle", {cx: x, cy: y(at), r: 5}),
-        draw("text", {x: x + 9, y: y(at) + 2}, word), draw("text", {x: x + 9, y: y(at) + 15, class: "score"}, score.toFixed(2).replace("-", "\\u2212")));
-    });
-    svg.append(...groups);
-    tree.replaceChildren(svg);
-    slider.max = 2 * steps;
-    go(0);
-  };
-  const go = frame => {
-    const {nodes, steps} = views[now.view][1], step = Math.ceil(frame / 2), chosen = frame % 2 === 0;
-    if (frame < 0 || frame > 2 * steps) return;
-    now.frame = frame;
-    slider.value = frame;
-    back.setAttribute("aria-disabled", frame === 0);
-    forward.setAttribute("aria-disabled", frame === 2 * steps);
-    groups.forEach((group, i) => {
-      const [, , depth, , , fate] = nodes[i];
-      group.toggleAttribute("hidden", frame < 2 * depth - 1);
-      group.setAttribute("class", frame >= 2 * depth ? fate : "");
-    });
-    const present = nodes.map((node, i) => [...node, i]).filter(node => node[2] === step).sort((a, b) => b[4] - a[4]);
-    body.replaceChildren(...present.map(([, , , , score, fate, i]) => make("tr", {},
-      make("td", {}, phrase(nodes, i + 1)), make("td", {}, score.toFixed(2).replace("-", "\\u2212")), make("td", {}, chosen ? fate : "?"))));
-    const count = fate => present.filter(node => node[5] === fate).length;
-    said.textContent = !frame ? `Start: the empty hypothesis. Steps to come: ${steps}.`
-      : chosen ? `Step ${step} of ${steps}, choose: ${count("kept")} kept, ${count("dropped")} dropped, ${count("ended")} ended.`
-      : `Step ${step} of ${steps}, grow: ${present.length} continuations.`;
-    const done = nodes.map((node, i) => [...node, i]).filter(node => node[5] === "ended" && 2 * node[2] <= frame).sort((a, b) => b[4] - a[4]);
-    if (done.length) said.textContent += ` Best that has ended: ${phrase(nodes, done[0][6] + 1)}.`;
-    const shown = groups.filter((group, i) => nodes[i][2] === step), box = shown[0]?.getBBox();
-    if (box) tree.scrollLeft = Math.max(0, box.x + box.width - tree.clientWidth);
-  };
-  const tools = make("div", {class: "tools"}, back, forward, slider);
-  if (views.length > 1) tools.prepend(menu("Search", views.map(([name]) => name), 0, i => { now.view = i; rebuild(); }));
-  root.append(tools, said, tree, make("table", {}, make("thead", {}, make("tr", {}, ...["hypothesis", "score", "fate"].map(name => make("th", {scope: "col"}, name)))), body));
-  root.addEventListener("keydown", event => {
-    const by = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-    if (!by || ["SELECT", "INPUT"].includes(event.target.tagName)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    go(now.frame + by);
-  });
-  rebuild();
-};
-"""

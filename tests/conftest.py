@@ -4,8 +4,13 @@ import os
 
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tools import web
+
+# The same examples on every machine and in every run, however slow: a failure elsewhere is a failure here.
+settings.register_profile("book", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("book")
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_the_page_is_up_to_date():
     "Signatures, docstrings and line numbers too: the page is made again and compared."
     nb = nbformat.read(PAGE, as_version=4)
     stored = written(nb)
-    NotebookClient(nb, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(PAGE.parent)}}).execute()
+    NotebookClient(nb, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(PAGE.parent)}}).execute()
     assert written(nb) == stored, MEND
 
 

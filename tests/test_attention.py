@@ -60,7 +60,7 @@ def in_python(q, k, v, allowed, bias, scale):
     return torch.tensor(answers), torch.tensor(all_weights)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.booleans(), st.integers(0, 10**6))
 def test_by_hand_is_the_equation(n, m, k, w, scaled, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -277,7 +277,7 @@ def test_dropout():
 # What must not matter
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6))
 def test_order_of_the_memory(b, n, m, seed):
     torch.manual_seed(seed)
@@ -286,7 +286,7 @@ def test_order_of_the_memory(b, n, m, seed):
     assert_close(layer(x, memory, mask=mask), layer(x, memory[:, order], mask=mask[:, order]), **EXACT)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.integers(1, 7), st.integers(0, 10**6))
 def test_equivariance(b, n, seed):
     torch.manual_seed(seed)
@@ -334,7 +334,7 @@ def test_batch_is_one_by_one():
 # The cache
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 10**6), st.booleans())
 def test_cached_is_whole(pieces, seed, padded):
     "In pieces of any size, with rows exchanged between the pieces and padding on the left."
@@ -422,7 +422,7 @@ def test_maps_of_a_model():
         pass
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 10**6))
 def test_window_is_a_band(n, half, seed):
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import pytest
 import test_invariants
 import torch
 from annotated_nlp import lab
-from annotated_nlp.linear import affine
+from annotated_nlp.fast import affine
 from benchmarks import __main__ as bench
 from benchmarks import growth, measure, peers
 from test_lab import KEYS
@@ -212,7 +212,7 @@ def test_bytes_of_a_call_are_those_alive_at_once():
 def test_share_of_products():
     x, weight = torch.randn(512, 1024), torch.randn(1024, 1024, requires_grad=True)
     assert measure.products(lambda: x.exp()) == 0
-    # PyTorch's own names, and the operation of `annotated_nlp.linear`; both ways.
+    # PyTorch's own names, and the operation of `annotated_nlp.fast`; both ways.
     shares = [measure.products(lambda f=f: f(x, weight).sum().backward()) for f in (torch.nn.functional.linear, affine)]
     assert all(0.5 < share <= 1 for share in shares)
 

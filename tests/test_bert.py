@@ -615,7 +615,7 @@ def by_hand(first, second, max_len):
     return (ids, segments) if second is None else (ids + b + [-2], segments + [1] * (len(b) + 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 12)), st.integers(3, 30))
 def test_packing_by_hand(a, b, max_len):
     first, second = list(range(a)), None if b is None else list(range(100, 100 + b))

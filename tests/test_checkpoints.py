@@ -103,7 +103,7 @@ dotted = st.lists(part, min_size=1, max_size=3).map(".".join)
 
 
 @given(dotted, dotted, st.booleans(), st.booleans(), st.lists(part, min_size=1, max_size=3, unique=True), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_notation(ours, theirs, starred, turned, parts, data):
     "Read back by brute force: each name written out, each matrix turned, all put side by side again."
     braces = "{" + ",".join(parts) + "}" if len(parts) > 1 else parts[0]
@@ -495,7 +495,9 @@ def test_a_double_that_a_float_cannot_hold(gpt2):
         GPT.from_pretrained(gpt2)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"model_type": "gpt2"', b"\xff\xfe", b"[]", b"null", b'"gpt2"'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"model_type": "gpt2"', b"\xff\xfe", b"[]", b"null", b'"gpt2"', b'{"a":' * 100_000]
+)
 def test_configuration_that_is_none(gpt2, content):
     (gpt2 / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match="config.json is damaged, fetch or save it again"):
@@ -881,7 +883,7 @@ def test_the_model_is_its_own(ours):
 
 
 MEMORY = """
-import sys, threading, time
+import sys
 import torch
 from annotated_nlp.gpt import GPT
 
@@ -889,21 +891,17 @@ def anonymous():
     with open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
 
-def watch():
-    while not done.is_set():
+def watch(frame, event, argument):  # after every call of a function written in C, so it misses none on a busy machine
+    if event == "c_return":
         peaks.append(anonymous())
-        time.sleep(0.0005)
 
 small, *large = sys.argv[1:]
 GPT.from_pretrained(small)  # what PyTorch loads at its first use doesn't count
 for folder in large:
-    before, peaks, done = anonymous(), [], threading.Event()
-    thread = threading.Thread(target=watch)
-    thread.start()
+    before, peaks = anonymous(), []
+    sys.setprofile(watch)
     model = GPT.from_pretrained(folder)
-    done.set()
-    thread.join()
-    assert len(peaks) > 20
+    sys.setprofile(None)
     print((max(peaks) - before) / sum(p.nbytes for p in model.parameters()))
     del model
 try:

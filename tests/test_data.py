@@ -7,12 +7,13 @@ import os
 import platform
 import random
 import re
-import runpy
+import struct
 import subprocess
 import sys
 import sysconfig
 import zlib
 from collections import Counter
+from pathlib import Path
 
 import num2words
 import numpy as np
@@ -22,12 +23,13 @@ import sklearn.datasets
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import says
 from torch.nn.utils.rnn import pad_sequence
 
 from annotated_nlp import data
 from annotated_nlp.data import (
     SPLITS, Batch, Corpus, Entailment, Image, Labelled, Pair, Question, Tagged, batches, docstring_names, forever,
-    handwritten_digits, hub, interface_strings, number_words, pad, python_code, python_prose,
+    draws, handwritten_digits, hub, interface_strings, number_words, pad, python_code, python_prose, row_length,
 )
 
 LOADERS = {
@@ -111,7 +113,7 @@ def test_corpus_manners(load):
 
 @every_loader
 def test_unknown_split_lists_the_valid_ones(load):
-    with pytest.raises(ValueError, match="'dev': choose one of train, valid, test"):
+    with pytest.raises(ValueError, match="split='dev' must be one of 'train', 'valid', 'test'"):
         load(split="dev")
 
 
@@ -139,9 +141,9 @@ def test_html_shows_text_as_it_is():
 
 @given(st.text(), st.integers())
 def test_rank_is_a_fraction_for_any_text(text, seed):
-    [rank] = data._ranks(seed, [data._key(text)])
+    [rank] = data._ranks(seed, [data.letters(text)])
     assert 0 <= rank < 1 and data._split_of(rank) in SPLITS
-    assert data._key(text.upper().lower()) == data._key(data._key(text.upper().lower()))
+    assert data.letters(text.upper().lower()) == data.letters(data.letters(text.upper().lower()))
 
 
 # number words -------------------------------------------------------------------------------------------------------
@@ -178,18 +180,18 @@ def test_source_languages_write_no_two_numbers_alike():
     digits = [0, 1, 10, 20, 80, 100, 180]
     numbers = sorted({m * 10**6 + t * 1000 + u for m in digits for t in digits for u in digits})
     for language in set(num2words.CONVERTER_CLASSES) - data._AMBIGUOUS - data._ENDLESS:
-        words = {data._key(num2words.num2words(number, lang=language)) for number in numbers}
+        words = {data.letters(num2words.num2words(number, lang=language)) for number in numbers}
         assert len(words) == len(numbers), language
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"target": "xx"}, "unknown target language 'xx': choose one of .*de, .*fr"),
-    ({"source": "xx"}, "unknown source language 'xx'"),
-    ({"source": "tr"}, "unknown source language 'tr'"),
+    ({"target": "xx"}, "target='xx' must be one of .*'de', .*'fr'"),
+    ({"source": "xx"}, "source='xx' must be one of"),
+    ({"source": "tr"}, "source='tr' must be one of"),
     ({"digits": (0, 3)}, "digits"), ({"digits": (4, 3)}, "digits"),
     ({"per_length": 0}, "per_length=0"), ({"per_length": 10**6}, "per_length=1000000"),
     ({"target": "en", "digits": (400, 400)}, "can't write [0-9]+ in 'en': lower `digits`"),
-    ({"target": "am"}, "unknown target language 'am'"),
+    ({"target": "am"}, "target='am' must be one of"),
 ])
 def test_number_words_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -253,9 +255,9 @@ def test_one_catalog_alone():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"language": "xx"}, "unknown language 'xx': choose one of .*de, .*fr"),
-    ({"language": "af"}, "unknown language 'af'"),  # Django has it, JupyterLab hasn't
-    ({"catalogs": ("gimp",)}, "unknown catalog 'gimp': choose one of jupyterlab, django"),
+    ({"language": "xx"}, "language='xx' must be one of .*'de', .*'fr'"),
+    ({"language": "af"}, "language='af' must be one of"),  # Django has it, JupyterLab hasn't
+    ({"catalogs": ("gimp",)}, "catalog='gimp' must be one of 'jupyterlab', 'django'"),
     ({"catalogs": ()}, "catalogs is empty: choose from jupyterlab, django"),
 ])
 def test_interface_strings_refuses(arguments, message):
@@ -263,12 +265,57 @@ def test_interface_strings_refuses(arguments, message):
         interface_strings(**arguments)
 
 
+def catalog(entries=(), charset="UTF-8"):
+    """A gettext catalog as `msgfmt` compiles it: header, messages and translations, each behind a table of places."""
+    entries = [("", f"Content-Type: text/plain; charset={charset}\n"), *entries]
+    strings = [text.encode() for pair in zip(*entries) for text in pair]
+    places, at = [], 28 + 8 * len(strings)
+    for text in strings:
+        places += [len(text), at]
+        at += len(text) + 1
+    head = struct.pack(f"<7I{len(places)}I", 0x950412DE, 0, len(entries), 28, 28 + 8 * len(entries), 0, 0, *places)
+    return head + b"".join(text + b"\0" for text in strings)
+
+
+@pytest.fixture
+def own_catalog(monkeypatch, tmp_path):
+    """Django's French catalogs are one file, with the bytes that the test writes."""
+    file = tmp_path / "django.mo"
+    monkeypatch.setattr(data, "_catalog_files", lambda catalog, language: [file])
+    data._interface_pairs.cache_clear()
+    yield file
+    data._interface_pairs.cache_clear()
+
+
+GOOD = catalog([("Open the file", "Ouvrir le fichier")])
+DAMAGED = {"empty file": b"", "cut in its header": GOOD[:10], "cut in its table": GOOD[:30], "cut in its text": GOOD[:-12],
+           "no catalog": b"<html>not found</html>      ", "unknown letters": catalog(charset="klingon"),
+           "other letters": catalog([("Open", "Ouvrir")], "UTF-16")}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_catalog_is_named(own_catalog, content):
+    own_catalog.write_bytes(content)
+    with pytest.raises(ValueError, match=says(str(own_catalog), "pip install --force-reinstall django", or_else="install")):
+        interface_strings("fr", catalogs="django")
+
+
+def test_a_catalog_that_translates_nothing_is_no_corpus(own_catalog):
+    own_catalog.write_bytes(GOOD)
+    assert sum(len(interface_strings("fr", catalogs="django", split=split)) for split in SPLITS) == 1
+    for nothing in (catalog(), catalog([("Type", "Type")]), catalog([("%s files", "%s fichiers")])):
+        data._interface_pairs.cache_clear()
+        own_catalog.write_bytes(nothing)
+        with pytest.raises(ValueError, match=says("django has no message", "'fr'", str(own_catalog))):
+            interface_strings("fr", catalogs="django")
+
+
 # prose, code, names -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_sentence_in_two_splits_of_the_prose(seed):
     def sentences(split):
-        return {source_of(s) for text in python_prose(split=split, seed=seed) for s in data._sentences(text)}
+        return {source_of(s) for text in python_prose(split=split, seed=seed) for s in data.split_sentences(text)}
 
     train, valid, test = map(sentences, SPLITS)
     assert not (train & valid or train & test or valid & test)
@@ -398,7 +445,7 @@ def test_the_module_needs_none_of_the_books_packages(monkeypatch):
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
     monkeypatch.setattr(builtins, "__import__", refuse)
     for node in imports:
-        exec(ast.unparse(node), {})
+        exec(ast.unparse(node), {"__package__": "annotated_nlp"})
 
 
 # the hub, on local files of the same layout -------------------------------------------------------------------------
@@ -557,11 +604,11 @@ def test_hub_asks_for_the_published_split(name, monkeypatch):
 
 
 def test_hub_refuses():
-    with pytest.raises(ValueError, match="unknown hub set 'imdb': choose one of " + ", ".join([*HUB, "cifar10"])):
+    with pytest.raises(ValueError, match="name='imdb' must be one of " + ", ".join(map(repr, [*HUB, "cifar10"]))):
         hub("imdb")
-    with pytest.raises(ValueError, match="unknown split of sst2 'test': choose one of train, valid"):
+    with pytest.raises(ValueError, match="split='test' must be one of 'train', 'valid'"):
         hub("sst2", split="test")
-    with pytest.raises(ValueError, match="unknown split of cifar10 'valid': choose one of train, test"):
+    with pytest.raises(ValueError, match="split='valid' must be one of 'train', 'test'"):
         hub("cifar10", split="valid")
 
 
@@ -604,7 +651,8 @@ def test_pad_refuses(arguments, message):
 
 def test_types_of_arguments_are_named():
     """The module as users have it, without the type checks that the tests add."""
-    plain = runpy.run_path(data.__file__)
+    plain = {"__name__": data.__name__, "__package__": "annotated_nlp"}
+    exec(Path(data.__file__).read_text(encoding="utf-8"), plain)
     for sequences in ([[1.5, 2.0]], [[1], [2.5]], [[True]]):
         with pytest.raises(TypeError, match="sequences and pad_id=0 must be whole numbers"):
             plain["pad"](sequences)
@@ -623,7 +671,7 @@ def unpadded(batch):
 @given(id_pairs, st.integers(1, 9), st.booleans(), st.booleans(), st.integers(0, 2**40))
 @settings(max_examples=200)
 def test_every_pair_once_an_epoch(pairs, size, shuffle, bucket, seed):
-    loader = batches(pairs, size, shuffle=shuffle, bucket=bucket, seed=seed)
+    loader = batches(pairs, size, shuffle=shuffle, key=row_length if bucket else None, seed=seed)
     for _ in range(2):
         epoch = list(loader)
         assert len(epoch) == len(loader) and all(len(batch.src) <= size for batch in epoch)
@@ -671,7 +719,7 @@ def test_bucketing_saves_and_still_shuffles():
     rng = random.Random(0)
     pairs = [([i + 1] * rng.randint(1, 40), [i + 1] * rng.randint(1, 40)) for i in range(2000)]
     bucketed, unsorted = (
-        sum(b.src.numel() + b.tgt.numel() for b in batches(pairs, 32, bucket=bucket)) for bucket in (True, False)
+        sum(b.src.numel() + b.tgt.numel() for b in batches(pairs, 32, key=key)) for key in (row_length, None)
     )
     assert bucketed < 0.75 * unsorted
     loader = batches(pairs, 32)
@@ -691,12 +739,71 @@ def test_orders_of_equal_pairs_are_uniform():
 
 
 @pytest.mark.parametrize("pairs, size, message", [
-    ([], 4, "pairs is empty"), ([([1], [1]), ([1], [])], 4, r"pairs\[1\] has an empty target"),
-    ([([], [1])], 4, r"pairs\[0\] has an empty source"), ([([1], [1])], 0, "batch_size=0"),
+    ([], 4, "rows is empty"), ([([1], [1]), ([1], [])], 4, r"rows\[1\] has an empty target"),
+    ([([], [1])], 4, r"rows\[0\] has an empty source"), ([([1], [1])], 0, "size=0"),
 ])
 def test_batches_refuses(pairs, size, message):
     with pytest.raises(ValueError, match=message):
         batches(pairs, size)
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=40), st.integers(1, 9), st.booleans(), st.booleans())
+def test_rows_of_any_kind(rows, size, shuffle, drop_last):
+    """A batch is what `collate` makes; here a tuple. Each row comes once, but for those of a dropped last batch."""
+    loader = batches(rows, size, collate=tuple, key=None, shuffle=shuffle, drop_last=drop_last)
+    for _ in range(2):
+        epoch = list(loader)
+        assert len(epoch) == len(loader) == (len(rows) // size if drop_last else -(-len(rows) // size))
+        left = Counter(rows) - Counter(row for batch in epoch for row in batch)
+        assert left.total() == (len(rows) % size if drop_last else 0)
+    if not shuffle:
+        assert [row for batch in epoch for row in batch] == rows[: size * len(loader) if drop_last else None]
+
+
+def test_rows_of_one_key_come_together():
+    rows = [(i, i % 3) for i in range(30)]
+    epoch = list(batches(rows, 10, collate=list, key=lambda row: row[1]))
+    assert sorted(map(len, epoch)) == [10] * 3 and all(len({kind for _, kind in batch}) == 1 for batch in epoch)
+
+
+@pytest.mark.parametrize("row, length", [
+    (([1, 2], [3]), (2, 3)), (([1], [2, 3, 4]), (3, 4)), ([7, 8, 9], (3, 3)), (([1, 2, 3], 5), (3, 3)), ((1, 2), (2, 2)),
+])
+def test_length_of_a_row(row, length):
+    assert row_length(row) == length
+    assert row_length(torch.zeros(4, 2)) == (4, 4)
+
+
+def test_order_may_be_the_callers():
+    """With a function of PyTorch's or Python's own that shuffles, the order is theirs, batch by batch."""
+    rows = list(range(11))
+    torch.manual_seed(3)
+    given_order = torch.cat([*batches(rows, 4, collate=torch.tensor, key=None, shuffle=torch.randperm)])
+    torch.manual_seed(3)
+    assert torch.equal(given_order, torch.randperm(11))
+    draw, same = random.Random(3), random.Random(3)
+    by_sixes, sampled = (lambda row: row // 6), (lambda n: draw.sample(range(n), n))
+    loader = batches(rows, 4, collate=list, key=by_sixes, shuffle=sampled)
+    ordered = sorted(same.sample(rows, 11), key=by_sixes)
+    assert list(loader) == same.sample([ordered[i : i + 4] for i in (0, 4, 8)], 3)
+
+
+def test_draws_are_uniform_and_endless():
+    rows = "abcd"
+    torch.manual_seed(0)
+    drawn = draws(rows, 5, collate="".join)
+    counts = Counter(letter for _ in range(800) for letter in next(drawn))
+    assert sum((counts[row] - 1000) ** 2 / 1000 for row in rows) < 16.3  # chi-square, the 99.9th percentile of 3
+    torch.manual_seed(1)
+    again = next(drawn)
+    torch.manual_seed(1)
+    assert again == "".join(rows[i] for i in torch.randint(4, (5,)))
+
+
+@pytest.mark.parametrize("rows, size, message", [([], 4, "rows is empty"), ([1], 0, "size=0")])
+def test_draws_refuses(rows, size, message):
+    with pytest.raises(ValueError, match=message):
+        draws(rows, size, collate=list)
 
 
 def test_forever_starts_new_epochs():

@@ -110,7 +110,7 @@ def test_a_beam_as_wide_as_everything_is_exhaustive(v, limit, seed, alpha):
         assert torch.allclose(found.scores[row, : len(every)].double(), torch.tensor([scores[s] for s in strings(found, row)]).double(), atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 8), st.sampled_from([1.0, 3.0, 8.0]))
 def test_beam_one_is_greedy(seed, v, limit, spread):
     lm = RandomLM(v, seed, spread)
@@ -322,7 +322,7 @@ def test_the_translator_of_the_last_chapter():
 # Sampling
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from([-INF, -3.0, -1.0, 0.0, 0.5, 2.0]), min_size=6, max_size=6), min_size=1, max_size=4),
     st.sampled_from([0.25, 1.0, 3.0]), st.none() | st.integers(1, 8), st.none() | st.sampled_from([0.01, 0.3, 0.7, 0.999, 1.0]),
@@ -373,7 +373,7 @@ def test_top_k_is_k():
     assert (TopKLogitsWarper(2)(None, logits) > -INF).sum() == 4  # transformers keeps all that are tied
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from([dict(top_k=1), dict(temperature=1e-6), dict(temperature=1e-30), dict(top_p=1e-9)]))
 def test_limits_of_sampling_are_greedy(seed, options):
     lm = RandomLM(9, seed)
@@ -490,7 +490,7 @@ def test_ties_go_to_the_lower_id():
     assert beam_search(flat, blank(1), starts(1), beam=1, max_new_tokens=3).ids.tolist() == [[[0, 0, 0]]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.sampled_from([-INF, -2.0, -1.0, 0.0]), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
 def test_best_is_a_stable_sort(rows, n):
     scores = torch.tensor(rows)

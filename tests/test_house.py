@@ -1,9 +1,11 @@
 "The house: workflows, Makefile, settings and sidebar agree with each other."
 
+import ast
 import re
 from configparser import ConfigParser
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -74,6 +76,16 @@ def test_site_is_published_from_main_alone():
     deploy = WORKFLOWS["site"]["jobs"]["deploy"]
     assert "refs/heads/main" in deploy["if"] and deploy["needs"] == "build"
     assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+
+
+def test_one_profile_for_hypothesis():
+    "conftest.py alone says how long an example may take (as long as it likes) and whether chance is repeated (it is)."
+    assert hypothesis.settings.get_current_profile_name() == "book"
+    assert hypothesis.settings.default.deadline is None and hypothesis.settings.default.derandomize
+    for file in (ROOT / "tests").glob("test_*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        own = [call.lineno for call in calls if {"deadline", "derandomize"} & {word.arg for word in call.keywords}]
+        assert not own, f"{file.name}, lines {own}"
 
 
 def entries(contents):

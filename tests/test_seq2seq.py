@@ -99,7 +99,7 @@ def test_rnn_equals_pytorchs_on_packed_sequences(cell, n_layers, bidirectional):
         assert_close(gradient, theirs[twins[name]], atol=1e-11, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cell=st.sampled_from(CELL_NAMES),
     rows=st.integers(1, 7).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=4)),
@@ -394,7 +394,7 @@ def test_attention_module_is_part_of_the_model():
     assert "attention.map.weight" in model.state_dict() and model.attention.map.weight.grad.abs().max() > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cell=st.sampled_from(CELL_NAMES), seed=st.integers(0, 999), n=st.integers(1, 4))
 def test_probabilities_of_all_sequences_sum_to_one(cell, seed, n):
     torch.manual_seed(seed)
@@ -519,7 +519,7 @@ def test_learns_to_reverse():
     history = fit(model, batches(copies(400), 32), steps=250, lr=1e-2)
     assert len(history) == 250 and history[-1] < 0.3 < 1.5 < history[0]
     assert not model.training
-    (batch,) = batches(copies(50, seed=1), 50, shuffle=False, bucket=False)
+    (batch,) = batches(copies(50, seed=1), 50, shuffle=False, key=None)
     written = greedy(model.step, model.start(batch.src, batch.src_mask), batch.tgt[:, 0], max_new_tokens=6, stop_id=EOS).ids
     wanted = F.pad(batch.tgt[:, 1:], (0, written.shape[1] - batch.tgt.shape[1] + 1))
     assert (written == wanted).all(1).float().mean() > 0.8

@@ -594,7 +594,7 @@ SENTINELS = list(range(32_099, 31_999, -1))  # as T5's vocabulary has them
 NOISY = st.lists(st.tuples(st.integers(0, 31_999), st.booleans()), min_size=1, max_size=80)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(NOISY)
 def test_restored(pairs):
     "Any text, with any noise: the two sides together are the text, and each token stands on one of them."
@@ -610,7 +610,7 @@ def test_restored(pairs):
     assert [token for token in example.inputs if token not in SENTINELS] == [token for token, hidden in pairs if not hidden]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(min_size=1, max_size=60), st.integers(0, 2**31), st.floats(0.01, 1.0), st.floats(1.0, 9.0))
 def test_any_text_by_any_sampler(text, seed, rate, mean_span):
     "Characters of any script; noise by spans."
@@ -666,7 +666,7 @@ def runs_(noise):
     return [len(run) for run in "".join("x" if hidden else " " for hidden in noise).split()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 400), st.floats(0.01, 1.0), st.floats(1.0, 12.0), st.integers(0, 2**31))
 def test_span_noise_has_fixed_numbers(n, rate, mean_span, seed):
     noise = span_noise(n, rate, mean_span, generator=torch.Generator().manual_seed(seed))
@@ -734,7 +734,7 @@ def test_bart_figure():
     assert document_rotation(ABCDE, 2) == Example(list("C.DE.AB"), ABCDE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 200), st.floats(0.01, 1.0), st.floats(0.1, 9.0), st.integers(0, 2**31))
 def test_infilling_spans_fit(n, rate, mean_span, seed):
     "In order, not touching, no more than asked; what is not covered stays, each span leaves one mask."
@@ -762,7 +762,7 @@ def test_infilling_is_poisson():
     assert (share[8:-8] - 0.3).abs().max() < 0.07 and share.min() > 0.08
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=6), st.randoms())
 def test_bart_loses_nothing(sentences, rng):
     "Permuted or rotated, a text has all its tokens, and both are undone by their inverse."

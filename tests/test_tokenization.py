@@ -185,7 +185,7 @@ def naive_merges(words, vocab, vocab_size, min_frequency):
 
 
 @given(few_letters, st.integers(1, 3), st.integers(5, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(["aaaa aaa aa aaaaa"], 1, 40)
 def test_learned_merges_equal_brute_force(texts, min_frequency, vocab_size):
     words = Counter(tuple(word) for text in texts for word in text.split())
@@ -198,7 +198,7 @@ def test_learned_merges_equal_brute_force(texts, min_frequency, vocab_size):
 
 
 @given(few_letters)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pair_counts_stay_exact(texts):
     words = Counter(tuple(word) for text in texts for word in text.split())
     pairs = PairCounts(words)
@@ -216,7 +216,7 @@ def test_pair_counts_stay_exact(texts):
 
 
 @given(few_letters, st.integers(1, 3), st.integers(10, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_bpe_training_equals_tokenizers_ties_included(texts, min_frequency, vocab_size):
     tok = spaced(models.BPE())
     tok.train_from_iterator(
@@ -247,7 +247,7 @@ def test_each_token_comes_from_one_merge():
 
 
 @given(unicode_text)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_words_join_to_the_text(text):
     assert join_words(split_words(text)) == text.replace(SPACE, " ")
 
@@ -270,7 +270,7 @@ def test_byte_table_is_gpt2s():
 
 
 @given(st.binary(max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_decode(data):
     assert join_bytes(BYTE_TO_CHAR[byte] for byte in data) == data.decode("utf-8", errors="replace")
 
@@ -299,7 +299,7 @@ def test_every_line_of_the_documentation_equals_tokenizers(cls):
 
 @pytest.mark.parametrize("cls", [BPE, ByteLevelBPE])
 @given(text=unicode_text)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_unicode_equals_tokenizers(cls, text):
     check_bpe(cls, text)
 
@@ -379,7 +379,7 @@ def test_minilm_on_every_line_ids_tokens_and_offsets():
 
 
 @given(unicode_text)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_minilm_on_unicode(text):
     assume(disputed().isdisjoint(text))
     assert same_pieces(*minilm(), text)
@@ -413,7 +413,7 @@ def log_likelihood(words):
 
 
 @given(few_letters)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_likelihood_gain_equals_the_difference_of_recounted_likelihoods(texts):
     words = Counter(tuple(word) for text in texts for word in text.split())
     symbols = Counter(symbol for word in words.elements() for symbol in word)
@@ -490,7 +490,7 @@ def test_train_tokenizer_keeps_the_conventions(kind):
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe", "wordpiece"])
 @given(text=st.text(alphabet=sorted(set("".join(CORPUS))), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pieces_write_any_text_over_their_alphabet(kind, text):
     tok = small_tokenizer(kind)
     ids = tok.encode(text).ids
@@ -498,7 +498,7 @@ def test_pieces_write_any_text_over_their_alphabet(kind, text):
 
 
 @given(unicode_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_byte_level_tokenizer_gives_back_any_text(text):
     tok = small_tokenizer("byte_bpe")
     assert tok.decode(tok.encode(text).ids) == text
@@ -626,7 +626,7 @@ def test_a_limit_beyond_the_texts_is_no_reason_to_reserve_memory(kind):
 
 
 @given(few_letters)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_text_has_more_pieces_than_the_cap(texts):
     """Trained without a cap worth the name, `tokenizers` learns the same pieces."""
     tok = spaced(models.BPE(unk_token="[UNK]"))

@@ -149,13 +149,14 @@ def test_all_chapters_are_run_in_order():
 
 
 def test_readme_leads_to_the_site(tmp_path, monkeypatch):
-    "Links to notebooks lead to the published pages, pictures to the repository; the rest stays, Colab's cell goes."
+    "Links to notebooks lead to the published pages, pictures to the hosted files; the rest stays, Colab's cell goes."
     text = "[a](01_data.ipynb) [b](lab/index.ipynb#rules) [c](http://x.org/y.ipynb) [d](#at) ![e](images/f.svg) `f`"
     cells = new_markdown_cell("# Title"), new_code_cell('"google.colab" in sys.modules'), new_markdown_cell(text)
     (tmp_path / "nbs").mkdir()
     nbformat.write(new_notebook(cells=list(cells)), tmp_path / "nbs" / "index.ipynb")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    monkeypatch.setattr(readme, "get_config", lambda: SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book"))
+    settings = SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book", user="us", repo="book", branch="main")
+    monkeypatch.setattr(readme, "get_config", lambda: settings)
     assert readme.readme() == (
         "# Title\n\n[a](https://us.org/book/01_data.html) [b](https://us.org/book/lab/index.html#rules) "
-        "[c](http://x.org/y.ipynb) [d](#at) ![e](nbs/images/f.svg) `f`\n")
+        "[c](http://x.org/y.ipynb) [d](#at) ![e](https://raw.githubusercontent.com/us/book/main/nbs/images/f.svg) `f`\n")

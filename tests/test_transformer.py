@@ -438,7 +438,7 @@ def test_sizes_of_every_setting(norm, norm_first, gated, bias, rest):
 # Positions
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 40))
 def test_sinusoid_is_the_formula(n, half):
     assert_close(sinusoidal_positions(n, 2 * half), formula(n, 2 * half).float(), atol=1e-6, rtol=0)
@@ -449,7 +449,7 @@ def test_sinusoid_far_out():
     assert_close(sinusoidal_positions(20_000, 4)[-3:], formula(20_000, 4)[-3:].float(), atol=1e-6, rtol=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
 def test_a_shift_is_a_rotation(p, k, half):
     "PE(p + k) is PE(p) turned, in each pair of features, by an angle that depends on k alone."
@@ -627,7 +627,7 @@ def test_only_padding(filling):
     assert loss == 0 and torch.equal(logits.grad, torch.zeros(2, 3, 5))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([math.nan, math.inf, -math.inf, 1e30]), st.sampled_from([-100, -1, 10**6]), st.sampled_from([0.0, 0.1]), st.integers(0, 10**6))
 def test_junk_at_padding(value, target, smoothing, seed):
     torch.manual_seed(seed)

@@ -3,7 +3,10 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 
 import nbformat
@@ -15,6 +18,7 @@ from nbconvert import HTMLExporter
 
 from tools import web
 
+ASSETS = Path(str(files("annotated_nlp") / "assets" / "viewers"))
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PAPER = {"light": "background: #ffffff; color: #212529", "dark": "background: #222222; color: #ffffff"}
@@ -101,6 +105,32 @@ def test_tree_is_laid_out_without_crossings():
         assert [a for _, a in edges] == sorted(a for _, a in edges)
 
 
+# Scripts and style
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
+@pytest.mark.parametrize("part", ["attention.js", "search.js", "shell.js", "the whole"])
+def test_scripts_are_javascript(part, tmp_path):
+    script = tmp_path / "script.js"
+    (whole,) = re.findall("<script>(.*)</script>", search_viewer(STEPS)._repr_html_(), re.DOTALL)
+    script.write_text(whole if part == "the whole" else (ASSETS / part).read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run(["node", "--check", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("viewer", [attention_viewer(CROSS, GERMAN, ENGLISH), search_viewer(STEPS)])
+def test_comments_stay_in_the_files(viewer):
+    "Each file begins with one; no viewer carries one, and each carries the scripts of its kind alone."
+    page = viewer._repr_html_()
+    for file in ASSETS.iterdir():
+        first, *code = file.read_text(encoding="utf-8").splitlines()
+        assert first.startswith(("//", "/*")) and first not in page
+        if file.suffix == ".js":
+            carried = all(line.strip() in page for line in code if not line.startswith("//"))
+            assert carried == (file.name in (f"{viewer.kind}.js", "shell.js"))
+    assert not re.search(r"(?m)^\s*//|/\*", page)
+
+
 # What the notebooks hold
 
 STORED = [
@@ -140,7 +170,6 @@ def show(browser, tmp_path):
             f'<body style="{PAPER[scheme]}; font-family: sans-serif; margin: 1rem"><main>{body}</main></body></html>')
         page = context.new_page()
         page.wrong = []
-        page.set_default_timeout(30_000)
         page.on("console", lambda m: m.type in ("error", "warning") and page.wrong.append(m.text))
         page.on("pageerror", lambda e: page.wrong.append(str(e)))
         page.on("request", lambda r: r.url.startswith("http") and page.wrong.append(f"asked for {r.url}"))

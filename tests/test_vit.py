@@ -274,7 +274,7 @@ def test_settings_can_be_changed():
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_patches(b, channels, rows, columns, size):
     "By a loop over pixels, by `F.unfold`, and put together again."
     images = torch.randn(b, channels, rows * size, columns * size)

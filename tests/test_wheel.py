@@ -1,9 +1,12 @@
-"The package as others get it: a wheel, installed away from the repository. (`tools.away` runs the pages so.)"
+"The package as others get it: sdist and wheel, installed away from the repository. (`tools.away` runs the pages so.)"
 
 import ast
+import email
 import json
 import pkgutil
+import re
 import sys
+import tarfile
 import zipfile
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -106,11 +109,39 @@ def python(wheel, tmp_path_factory):
     return away.install(wheel, tmp_path_factory.mktemp("place").resolve())
 
 
+PACKAGE = {file.relative_to(ROOT).as_posix() for file in (ROOT / "annotated_nlp").rglob("*")
+           if file.is_file() and file.suffix != ".pyc"}
+
+
 @pytest.mark.wheel
-def test_wheel_holds_the_package_and_its_results(wheel):
+def test_wheel_holds_the_package_with_its_data(wheel):
+    "`py.typed` among it, by which type checkers read the annotations."
     names = set(zipfile.ZipFile(wheel).namelist())
     files = {name for name in names if name.startswith("annotated_nlp/")}
-    package = [*(ROOT / "annotated_nlp").glob("*.py"), *(ROOT / "annotated_nlp" / "results").glob("*.json")]
-    assert files == {file.relative_to(ROOT).as_posix() for file in package}
+    assert files == PACKAGE and {"annotated_nlp/py.typed", "annotated_nlp/assets/viewers/shell.js"} < files
     assert {name.split("/")[0] for name in names - files} == {f"annotated_nlp-{annotated_nlp.__version__}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.wheel
+def test_sdist_holds_what_the_wheel_is_built_from(wheel):
+    "The package, what setup.py reads, and no tests that couldn't run there; pip can build it."
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as tar:
+        names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
+        assert not [member.name for member in tar if member.islnk() or member.issym()]
+    assert PACKAGE | {"settings.ini", "setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not [name for name in names if name.startswith(("tests", "nbs", "tools"))]
+
+
+@pytest.mark.wheel
+def test_wheel_says_what_it_needs(wheel):
+    "Its metadata are those of settings.ini: requirements, extras, the oldest Python, a description that renders."
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        told = email.message_from_bytes(archive.read(name))
+    plain = {str(Requirement(text)) for text in told.get_all("Requires-Dist") if "extra ==" not in text}
+    assert plain == {str(r) for r in NEEDS["requirements"]}
+    assert told["Requires-Python"] == f">={config['DEFAULT']['min_python']}"
+    assert set(told.get_all("Provides-Extra")) == {key.split("_")[0] for key in NEEDS} - {"requirements"}
+    assert not re.search(r"\]\((?!https?:|#)|src=\"(?!https?:)", told.get_payload()), "a relative address leads nowhere on PyPI"

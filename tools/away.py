@@ -23,10 +23,13 @@ def run(*command, cwd, **env) -> str:
 
 
 def build(folder: Path) -> Path:
-    "The wheel, built from a copy: the repository stays clean. By the setuptools that is here: nothing is fetched."
+    """The wheel, built from the sdist beside it, as pip builds what it is given as an sdist.
+
+    From a copy: the repository stays clean. By the setuptools that is here: nothing is fetched.
+    """
     skip = shutil.ignore_patterns(".*", "_site", "_proc", "build", "dist", "*.egg-info", "__pycache__", "runs")
     shutil.copytree(ROOT, folder / "source", ignore=skip, symlinks=True)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=folder / "source")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=folder / "source")
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -11,13 +11,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def readme() -> str:
-    "The home page as Markdown, its links to chapters led to the published site."
+    "The home page as Markdown: links lead to the published site, pictures to the hosted files, so PyPI shows it too."
     cfg = get_config()
     nb = nbformat.read(ROOT / "nbs" / "index.ipynb", as_version=4)
     nb.cells = [cell for cell in nb.cells if "google.colab" not in cell.source]  # Colab opens the notebook, not this
     nb.metadata["language_info"] = {"name": "python"}
     text, _ = MarkdownExporter().from_notebook_node(nb)
-    text = text.replace("](images/", "](nbs/images/")
+    hosted = f"https://raw.githubusercontent.com/{cfg.user}/{cfg.repo}/{cfg.branch}/nbs/images/"
+    text = text.replace("](images/", f"]({hosted}")
     site = f"{cfg.doc_host}{cfg.doc_baseurl}"
     return re.sub(r"\]\((?!https?:|#)([\w/]+)\.ipynb", rf"]({site}/\1.html", text).strip() + "\n"
 

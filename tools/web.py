@@ -81,6 +81,7 @@ def browser():
 def context(browser, **options):
     "A browsing context whose only outside address is the CDN of npm packages, answered from here."
     made = browser.new_context(**options)
+    made.set_default_timeout(120_000)  # ms; a busy machine is slow, and a page that hangs is found all the same
     made.route(_NPM, _fulfil)
     return made
 
@@ -91,7 +92,6 @@ def visit(context, address: str):
     page.wrong, page.fetched = [], []
     page.add_init_script(_SHIFTS)
     page.on("response", lambda r: page.fetched.append(r))
-    page.set_default_timeout(30_000)
     page.on("console", lambda m: m.type == "error" and page.wrong.append(f"console: {m.text}"))
     page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
     page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))

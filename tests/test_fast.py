@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import test_invariants
-from annotated_nlp.linear import _BOTH, _LARGE, Linear, affine
-from parity import GPU
+from annotated_nlp import fast
+from annotated_nlp.fast import _BOTH, _LARGE, Linear, affine
+from messages import says
+from parity import GPU, close
 
 unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs too
 D, E = 512, 1024  # large enough for oneDNN
@@ -99,7 +102,7 @@ def test_gradient_of_a_gradient():
 
 
 def test_compiled(unchecked):
-    from annotated_nlp.linear import affine
+    from annotated_nlp.fast import affine
 
     def loss(product, x, weight, b):
         return product(x, weight, b).relu().sum()
@@ -112,7 +115,7 @@ def test_compiled(unchecked):
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(off, unchecked):
     "oneDNN's operation alone, with the same result; ours where a compiler needs to know it."
-    from annotated_nlp.linear import affine
+    from annotated_nlp.fast import affine
 
     inputs = [t.detach() for t in tensors(2, 5)]
     wanted = affine(*tensors(2, 5)).detach()
@@ -185,7 +188,7 @@ STRANGE = {
 @pytest.mark.parametrize("case", STRANGE)
 def test_strange_arguments_are_pytorchs(case, gradients, unchecked):
     "oneDNN takes some of them for others, up to reading beyond their end."
-    from annotated_nlp.linear import affine
+    from annotated_nlp.fast import affine
 
     rows, shape, bias = STRANGE[case]
     torch.manual_seed(0)
@@ -271,7 +274,7 @@ def without(self, name):
     return found(self, name)
 
 space.__getattr__ = without
-from annotated_nlp.linear import affine, _BOTH, _PRODUCT
+from annotated_nlp.fast import affine, _BOTH, _PRODUCT
 x, weight = torch.randn(2, 512), torch.randn(1024, 512)
 print(_BOTH, _PRODUCT, torch.equal(affine(x, weight), torch.nn.functional.linear(x, weight)))
 """
@@ -281,7 +284,192 @@ print(_BOTH, _PRODUCT, torch.equal(affine(x, weight), torch.nn.functional.linear
 
 def test_defined_twice():
     "As when a reader runs the page's cells again, or runs them after importing the package."
-    code = "import runpy; from annotated_nlp import linear; again = runpy.run_path(linear.__file__); " \
+    code = "import runpy; import annotated_nlp.fast; again = runpy.run_module('annotated_nlp.fast'); " \
            "import torch; print(again['affine'](torch.ones(2, 512), torch.ones(1024, 512)).unique().tolist())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[512.0]", done.stderr
+
+
+# In a model
+
+
+class Net(nn.Module):
+    "Two layers for oneDNN, one of them without a bias; one that is too small; one that is used twice."
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(D, E), nn.Linear(E, D, bias=False)
+        self.small, self.norm = nn.Linear(D, 8), nn.LayerNorm(D)
+        self.again = self.up
+
+    def forward(self, x):
+        return self.small(self.norm(x + self.down(self.again(x).relu())))
+
+
+def test_swapped_and_back():
+    "The same values, and on the way back the same objects: nothing but the class has changed."
+    torch.manual_seed(0)
+    net, x, seen = Net(), torch.randn(3, D), []
+    net.up.register_forward_hook(lambda layer, inputs, output: seen.append(type(layer)))
+    before = {name: (dict(vars(m)), type(m)) for name, m in net.named_modules()}
+    weights, wanted = dict(net.named_parameters()), net(x)
+    assert not by_onednn(lambda: net(x))
+    report = fast.cpu(net)
+    assert report.changed == ("up", "down") and report.entries == 2 * D * E
+    assert report.left == {"small": "fewer than 524,288 entries"}
+    assert repr(report) == "2 changed, with 1,048,576 entries\n1 left: fewer than 524,288 entries"
+    with Calls() as calls:
+        assert_close(net(x), wanted, rtol=1e-4, atol=1e-4)
+    assert calls.names.count("annotated_nlp::linear") == 2 and seen[-1] is Linear
+    assert all(isinstance(m, nn.Linear) for m in (net.up, net.down))
+    assert fast.plain(net) == (("up", "down"), 2 * D * E, {})
+    assert {name: (dict(vars(m)), type(m)) for name, m in net.named_modules()} == before
+    found = dict(net.named_parameters())
+    assert list(found) == list(weights) and all(found[name] is weights[name] for name in weights)
+    assert torch.equal(net(x), wanted) and seen[-1] is nn.Linear and not by_onednn(lambda: net(x))
+
+
+def test_swapped_twice_and_undone_twice():
+    net = Net()
+    fast.cpu(net)
+    again = fast.cpu(net)
+    assert not again.changed and again.left["up"] == "annotated_nlp.fast.Linear is another class"
+    assert fast.plain(net).changed and fast.plain(net) == ((), 0, {})
+
+
+def test_a_swapped_model_is_copied_saved_and_loaded():
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(3, D)
+    names = list(net.state_dict())
+    fast.cpu(net)
+    assert list(net.state_dict()) == names
+    torch.save(net, buffer := io.BytesIO())
+    buffer.seek(0)
+    for other in copy.deepcopy(net), torch.load(buffer, weights_only=False):
+        assert type(other.up) is Linear and other.again is other.up and torch.equal(other(x), net(x))
+        assert fast.plain(other).changed == ("up", "down")
+    fresh = Net()
+    fresh.load_state_dict(net.state_dict())
+    assert_close(fresh(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+def test_an_optimizer_goes_on():
+    "Made before the swap, it moves the weights as it would have, and with it undone too."
+
+    def trained(swap):
+        torch.manual_seed(0)
+        net, x = Net(), torch.randn(8, D)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        for step in range(6):
+            if swap and step in (2, 4):
+                (fast.cpu if step == 2 else fast.plain)(net)
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+        return net(x)
+
+    assert_close(trained(True), trained(False), rtol=1e-3, atol=1e-4)
+
+
+def quantized(layer):
+    from torch.ao.quantization import quantize_dynamic
+
+    return quantize_dynamic(nn.Sequential(layer))[0]
+
+
+def with_lora(layer):
+    import peft
+
+    return peft.get_peft_model(nn.Sequential(layer), peft.LoraConfig(target_modules=["0"])).base_model.model[0]
+
+
+def replaced(layer):
+    layer.forward = lambda x: x
+    return layer
+
+
+class Own(nn.Linear):
+    pass
+
+
+PLAIN = "its weight or bias isn't a plain parameter"
+KEPT = {
+    "a subclass": (lambda layer: Own(D, E), "test_fast.Own is another class"),
+    "pruned": (lambda layer: prune.random_unstructured(layer, "weight", 0.5), PLAIN),
+    "with a pruned bias": (lambda layer: prune.random_unstructured(layer, "bias", 0.5), PLAIN),
+    "a weight of a special kind": (lambda layer: layer.register_parameter("weight", nn.Parameter(layer.weight.detach().as_subclass(Special))) or layer, PLAIN),
+    "parametrized": (nn.utils.parametrizations.weight_norm, "torch.nn.utils.parametrize.ParametrizedLinear is another class"),
+    "quantized": (quantized, "torch.ao.nn.quantized.dynamic.modules.linear.Linear is another class"),
+    "LoRA": (with_lora, "peft.tuners.lora.layer.Linear is another class"),
+    "its own forward": (replaced, "its forward was replaced"),
+    "float64": (nn.Module.double, "torch.float64 on cpu"),
+    "meta": (lambda layer: layer.to("meta"), "torch.float32 on meta"),
+    "too small": (lambda layer: nn.Linear(D, E - 1), "fewer than 524,288 entries"),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
+def test_left_alone_and_reported(kind):
+    change, why = KEPT[kind]
+    net = nn.Sequential(change(nn.Linear(D, E)))
+    before = [(type(m), dict(vars(m))) for m in net.modules()]
+    assert fast.cpu(net) == ((), 0, {"0": why})
+    assert [(type(m), dict(vars(m))) for m in net.modules()] == before
+
+
+def test_parametrized_after_the_swap():
+    "It can't be undone before the parametrization is removed, and `plain` says so."
+    layer = nn.utils.parametrizations.weight_norm(Linear(D, E))
+    net = nn.Sequential(layer)
+    assert fast.plain(net) == ((), 0, {"0": "it was parametrized since"})
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert fast.plain(net).changed == ("0",) and type(net[0]) is nn.Linear
+
+
+def test_lora_upon_the_swap():
+    "peft takes a swapped layer for the `nn.Linear` that it is, and merges into its weight."
+    import peft
+
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(D, E), nn.ReLU(), nn.Linear(E, D)), torch.randn(3, D)
+    report = fast.cpu(net)
+    adapted = peft.get_peft_model(net, peft.LoraConfig(target_modules=["0", "2"], init_lora_weights=False))
+    with torch.no_grad():
+        wanted = adapted(x)
+        merged = adapted.merge_and_unload()
+        close(merged(x), wanted)
+    assert fast.plain(merged).changed == report.changed
+
+
+def test_a_compiled_model_follows(unchecked):
+    "Swapped behind the compiler's back: it notices the class."
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(D, E)), torch.randn(3, D)
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend=look)
+    wanted = compiled(x)
+    fast.cpu(compiled)
+    assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-4)
+    assert ["annotated_nlp" in graph for graph in graphs] == [False, True]
+
+
+def test_traced_without_our_operation():
+    "What is traced runs where this package isn't."
+    layer, x = Linear(D, E), torch.randn(2, D)
+    traced = torch.jit.trace(layer, (x,))
+    assert not {"annotated_nlp::linear", "mkldnn::_linear_pointwise"} & {node.kind() for node in traced.inlined_graph.nodes()}
+    assert "aten::linear" in {node.kind() for node in traced.inlined_graph.nodes()}
+    assert_close(traced(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", [fast.cpu, fast.plain])
+def test_refuses_what_is_no_model(call, unchecked):
+    with pytest.raises(TypeError, match=says("model", "list")):
+        call([])
