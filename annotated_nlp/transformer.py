@@ -64,6 +64,8 @@ class Positions(nn.Module):
         Of a row that begins before position 0, what comes before is padding and gets any vector.
         """
         if isinstance(start, Tensor):
+            if self.max_len is not None and checks.seen(start):
+                checks.length(int(start.max()) + x.shape[1], self.max_len)
             positions = rearrange(start, "b -> b 1") + torch.arange(x.shape[1], device=x.device)
             return x if self.table is None else x + self.table[positions.clamp(min=0)]
         stop = start + x.shape[1]
