@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['integers', 'within', 'flags', 'one_of', 'tokens', 'even', 'divides', 'equal', 'above', 'instances', 'missing_option',
-           'some', 'together', 'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length',
-           'room', 'cache', 'one_cache_each', 'continued', 'one_value_each', 'attention_mask', 'memory_if', 'prompts',
-           'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'extra']
+           'some', 'none', 'together', 'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'chosen',
+           'length', 'room', 'cache', 'one_cache_each', 'continued', 'one_value_each', 'attention_mask', 'memory_if',
+           'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules',
+           'extra']
 
 # %% ../nbs/checks.ipynb #66d7d292
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -103,6 +104,12 @@ def missing_option(option: str, argument: str) -> NoReturn:
 def some(found: Sized, otherwise: str) -> None:
     """Refuse to go on with nothing."""
     if not len(found):
+        raise ValueError(otherwise)
+
+
+def none(found: Sized, otherwise: str) -> None:
+    """Refuse what should not be there."""
+    if len(found):
         raise ValueError(otherwise)
 
 

@@ -6,7 +6,7 @@
 __all__ = ['OBJECTIVES', 'SIZES', 'Example', 'replace_spans', 'restore', 'span_noise', 'iid_noise', 'prefix_lm', 'bert_style',
            'mass_style', 'deshuffling', 'drop_tokens', 'draw_example', 'token_masking', 'token_deletion',
            'text_infilling', 'sentence_permutation', 'document_rotation', 'infilling_spans', 'relative_buckets',
-           'T5Config', 'RelativeBias', 'T5State', 'T5', 'larger_steps']
+           'T5Config', 'RelativeBias', 'T5Decoder', 'T5', 'larger_steps']
 
 # %% ../nbs/14_t5.ipynb #115eab20
 import math
@@ -18,16 +18,16 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .attention import Attention
+from . import checks
+from .attention import CrossAttention, Relative, SelfAttention, added
 from .checkpoints import Layout, Pretrained
-from .decoding import beam_search, evaluating, greedy, sample
-from .transformer import BlockCache, BlockConfig, Stack, check_counts, check_ids
+from .decoding import Generates
+from .transformer import BlockConfig, Decoder, DecoderState, Embedding, Stack
 
 # %% ../nbs/14_t5.ipynb #ad78381e
 class Example(NamedTuple):
@@ -360,18 +360,14 @@ def relative_buckets(
     are for keys before the query. Raffel et al. 2020, section 2.1, and their code. Raises
     ValueError for fewer than two buckets a side, and for a `max_distance` that has one of its own.
     """
-    check_counts(2 if causal else 4, n_buckets=n_buckets)
+    checks.integers(2 if causal else 4, n_buckets=n_buckets)
     if causal:
         side, distance = 0, (-offsets).clamp(min=0)
     else:
         n_buckets //= 2
         side, distance = n_buckets * (offsets > 0), offsets.abs()
     exact = n_buckets // 2
-    if max_distance <= exact:
-        raise ValueError(
-            f"max_distance={max_distance} must be above {exact}, the distances that have a bucket "
-            "of their own"
-        )
+    checks.integers(exact + 1, max_distance=max_distance)  # the nearest `exact` distances have a bucket of their own
     growth = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = exact + (growth * (n_buckets - exact)).to(offsets.dtype)
     return side + torch.where(distance < exact, distance, far.clamp(max=n_buckets - 1))
@@ -427,24 +423,15 @@ class T5Config(BlockConfig):
 
     def __post_init__(self):
         if self.n_decoder_layers is None:
-            object.__setattr__(
-                self, "n_decoder_layers", self.n_layers
-            )  # the dataclass is frozen
+            object.__setattr__(self, "n_decoder_layers", self.n_layers)  # the dataclass is frozen
         super().__post_init__()
-        check_counts(vocab_size=self.vocab_size, n_layers=self.n_layers)
-        check_counts(n_decoder_layers=self.n_decoder_layers)
-        check_counts(4, n_buckets=self.n_buckets)
-        if self.max_distance <= self.n_buckets // 2:
-            raise ValueError(
-                f"max_distance={self.max_distance} must be above n_buckets / 2 = "
-                f"{self.n_buckets // 2}, the distances that have a bucket of their own"
-            )
-        for name in ("pad_id", "eos_id"):
-            if not 0 <= getattr(self, name) < self.vocab_size:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be a token, "
-                    f"vocab_size={self.vocab_size}"
-                )
+        checks.integers(vocab_size=self.vocab_size, n_layers=self.n_layers)
+        checks.integers(n_decoder_layers=self.n_decoder_layers)
+        checks.integers(4, n_buckets=self.n_buckets)
+        # Half of the buckets are for one distance each, so the largest must be above.
+        checks.integers(self.n_buckets // 2 + 1, max_distance=self.max_distance)
+        checks.flags(tied=self.tied)
+        checks.tokens(self.vocab_size, pad_id=self.pad_id, eos_id=self.eos_id)
 
     @classmethod
     def small(cls, version: str = "1.0", **changes) -> "T5Config":
@@ -473,19 +460,16 @@ class T5Config(BlockConfig):
 
     @classmethod
     def _size(cls, size: str, version: str, changes: dict) -> "T5Config":
-        if version not in SIZES:
-            raise ValueError(
-                f"version={version!r} must be one of {', '.join(map(repr, SIZES))}"
-            )
+        checks.one_of(SIZES, version=version)
         names = "d_model", "d_ff", "n_layers", "n_heads", "d_head"
         new = dict(activation="gelu_tanh", gated=True, tied=False) if version == "1.1" else {}
         return cls(**dict(zip(names, SIZES[version][size])) | new | changes)
 
 # %% ../nbs/14_t5.ipynb #39abd201
 class RelativeBias(nn.Module):
-    """A learned number for each bucket and head, added to scores; for later keys -inf if `causal`.
+    """A learned number for each bucket and head, added to scores.
 
-    Raffel et al. 2020, section 2.1.
+    Raffel et al. 2020, section 2.1. `causal`: all buckets are for keys before the query.
     """
 
     def __init__(self, config: T5Config, *, causal: bool):
@@ -494,41 +478,44 @@ class RelativeBias(nn.Module):
         self.causal = causal
         self.table = nn.Embedding(c.n_buckets, c.n_heads)
 
-    def forward(self, n: int) -> Float[Tensor, "1 h n n"]:
-        """For `n` queries and the same n places as keys."""
+    def forward(self, n: int, start: int = 0) -> Relative:
+        """The slot of `SelfAttention` for `n` queries from position `start` on; the same for all blocks."""
+        return added(self.bias(n, start))
+
+    def bias(self, n: int, start: int = 0) -> Float[Tensor, "1 h n m"]:
+        """For `n` queries from position `start` on, and keys from 0 to the last query."""
         # A row is a window of one line of offsets, and the next row's begins one to the left.
-        return self.line(1 - n, n - 1).unfold(-1, n, 1).flip(-2)
+        m = start + n
+        return self.line(1 - m, n - 1).unfold(-1, m, 1).flip(-2)
 
     def line(self, first: int, last: int) -> Float[Tensor, "1 h r"]:
-        """For keys that stand `first` to `last` places after the query."""
+        """For keys `first` to `last` positions after the query."""
         offsets = torch.arange(first, last + 1, device=self.table.weight.device)
-        buckets = relative_buckets(
-            offsets, self.config.n_buckets, self.config.max_distance, causal=self.causal
-        )
-        line = rearrange(self.table(buckets), "r h -> 1 h r")
-        return line.masked_fill(offsets > 0, -math.inf) if self.causal else line
+        c = self.config
+        buckets = relative_buckets(offsets, c.n_buckets, c.max_distance, causal=self.causal)
+        return rearrange(self.table(buckets), "r h -> 1 h r")
 
 # %% ../nbs/14_t5.ipynb #a0928e4a
-@dataclass(frozen=True)
-class T5State:
-    """The decoder's memory after `length` tokens; `mask` says where the source is real.
+class T5Decoder(Decoder):
+    """`Decoder` with relative positions, and T5's way from states to logits."""
 
-    `line` holds the bias by offset for all the room there is: each step cuts its row out of
-    it.
-    """
+    def __init__(self, config: T5Config):
+        c = config
+        embedding = Embedding(c.vocab_size, c.d_model, dropout=c.dropout)
+        relative = RelativeBias(c, causal=True)
+        super().__init__(c, c.n_decoder_layers, embedding, cross=True, relative=relative)
+        self.head = None if c.tied else nn.Linear(c.d_model, c.vocab_size, bias=False)
+        self.dropout = nn.Dropout(c.dropout)
 
-    caches: tuple[BlockCache, ...]
-    mask: Bool[Tensor, "b m"]
-    line: Float[Tensor, "1 h t"]
-    length: int
-
-    def reorder(self, index: Int[Tensor, "r"]) -> "T5State":
-        """The state whose row i is this one's row index[i]."""
-        caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
-        return replace(self, caches=caches, mask=self.mask.index_select(0, index))
+    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """The head on the states, or, tied, the embedding on their d_model^-½."""
+        x = self.dropout(x)
+        if self.head is not None:
+            return self.head(x)
+        return self.embedding.logits(x * self.config.d_model**-0.5)
 
 # %% ../nbs/14_t5.ipynb #f10e1191
-class T5(Pretrained, nn.Module):
+class T5(Pretrained, Generates, nn.Module):
     """Text to text: an encoder and a decoder of blocks with relative positions.
 
     Raffel et al. 2020, section 2.1. Without `src_mask`, `pad_id` is padding. There is no
@@ -539,14 +526,9 @@ class T5(Pretrained, nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
         c = self.config = config
-        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
+        self.decoder = T5Decoder(c)
         self.encoder_bias = RelativeBias(c, causal=False)
-        self.decoder_bias = RelativeBias(
-            c, causal=True
-        )  # hides what comes later, once for all blocks
         self.encoder = Stack(c, c.n_layers)
-        self.decoder = Stack(c, c.n_decoder_layers, cross=True)
-        self.head = None if c.tied else nn.Linear(c.d_model, c.vocab_size, bias=False)
         self.dropout = nn.Dropout(c.dropout)
         self.initialise(self)
 
@@ -560,16 +542,17 @@ class T5(Pretrained, nn.Module):
         for part in module.modules():
             if isinstance(part, nn.RMSNorm):
                 part.reset_parameters()
-            elif part is self.tokens or part is self.head:
+            elif part is self.decoder.embedding.tokens or part is self.decoder.head:
                 nn.init.normal_(part.weight)
             elif isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=self.config.d_model**-0.5)
             elif isinstance(part, nn.Linear):
                 nn.init.normal_(part.weight, std=part.in_features**-0.5)
-        for part in module.modules():
-            if isinstance(part, Attention):  # scores aren't scaled, so queries begin small
-                q = part.query.weight if part.cross else part.query_key_value.weight.chunk(3)[0]
-                q.mul_(part.d_head**-0.5)
+        for part in module.modules():  # scores aren't scaled, so queries begin small
+            if isinstance(part, SelfAttention):
+                part.query_key_value.weight.chunk(3)[0].mul_(part.d_head**-0.5)
+            elif isinstance(part, CrossAttention):
+                part.query.weight.mul_(part.d_head**-0.5)
 
     def forward(
         self,
@@ -582,34 +565,30 @@ class T5(Pretrained, nn.Module):
         Padding of `tgt` must stand at its end, where no real token sees it.
         """
         memory, mask = self.encode(src, src_mask)
-        check_ids("tgt", tgt, self.config.vocab_size, rows=len(src))
-        bias, x = self.decoder_bias(tgt.shape[1]), self.dropout(self.tokens(tgt))
-        return self.logits(
-            self.dropout(self.decoder(x, bias=bias, memory=memory, memory_mask=mask))
-        )
+        checks.ids(self.config.vocab_size, rows=src.shape[0], tgt=tgt)
+        return self.decoder(tgt, memory=memory, memory_mask=mask)
 
     def encode(
         self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
         """The encoder's states, and where they are real."""
-        check_ids("src", src, self.config.vocab_size)
-        mask = src != self.config.pad_id if src_mask is None else src_mask
-        if mask.shape != src.shape or mask.dtype != torch.bool:
-            raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean, "
-                f"True at real tokens, with src's shape {tuple(src.shape)}"
-            )
-        # The mask goes into the bias, once for all blocks. A row of padding alone may see all of
-        # itself, and the decoder none of it.
-        hidden = rearrange(~mask & mask.any(1, keepdim=True), "b m -> b 1 1 m")
-        bias = self.encoder_bias(src.shape[1]).masked_fill(hidden, -math.inf)
-        return self.dropout(self.encoder(self.dropout(self.tokens(src)), bias=bias)), mask
+        layers, mask = self._layers(src, src_mask)
+        return layers[-1], mask
 
-    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        """The head on the decoder's states."""
-        if self.head is not None:
-            return self.head(x)
-        return F.linear(x * self.config.d_model**-0.5, self.tokens.weight)
+    def states(
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+        all_layers: bool = False,
+    ) -> tuple:
+        """The encoder's states and the decoder's; with `all_layers` a tuple of each, layer by layer."""
+        encoder, mask = self._layers(src, src_mask, all_layers)
+        checks.ids(self.config.vocab_size, rows=src.shape[0], tgt=tgt)
+        decoder = self.decoder.states(
+            tgt, memory=encoder[-1], memory_mask=mask, all_layers=all_layers
+        )
+        return (encoder, decoder) if all_layers else (encoder[-1], decoder)
 
     @torch.no_grad()
     def start(
@@ -617,89 +596,35 @@ class T5(Pretrained, nn.Module):
         src: Int[Tensor, "b m"],
         src_mask: Bool[Tensor, "b m"] | None = None,
         max_len: int = 512,
-    ) -> T5State:
+    ) -> DecoderState:
         """Before the first token, which is `pad_id`, with room for `max_len` of them.
 
         Call `eval()` first, or dropout acts on what is written.
         """
-        check_counts(max_len=max_len)
         memory, mask = self.encode(src, src_mask)
-        caches = self.decoder.new_caches(len(src), max_len, memory)
-        return T5State(caches, mask, self.decoder_bias.line(1 - max_len, 0), 0)
+        return self.decoder.new_state(src.shape[0], max_len, memory, mask)
 
-    @torch.no_grad()
     def step(
-        self, ids: Int[Tensor, "b"], state: T5State
-    ) -> tuple[Float[Tensor, "b v"], T5State]:
-        """Consume one token a row: the next token's logits, and the state after it.
+        self, ids: Int[Tensor, "b"], state: DecoderState
+    ) -> tuple[Float[Tensor, "b v"], DecoderState]:
+        """`Decoder.step`."""
+        return self.decoder.step(ids, state)
 
-        Writes into the state's caches: use each state once, or reorder it for a copy.
-        """
-        if ids.shape != state.mask.shape[:1]:
-            raise ValueError(
-                f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the "
-                f"state's b = {len(state.mask)} rows"
-            )
-        ids = rearrange(ids, "b -> b 1")
-        check_ids("ids", ids, self.config.vocab_size)
-        stop, room = state.length + 1, state.line.shape[-1]
-        bias = rearrange(state.line[..., room - stop :], "1 h m -> 1 h 1 m")
-        x = self.decoder(
-            self.dropout(self.tokens(ids)),
-            bias=bias,
-            memory_mask=state.mask,
-            caches=state.caches,
-            start=state.length,
-        )
-        return self.logits(self.dropout(x[:, 0])), replace(state, length=stop)
+    def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
+        """The state and the token from which `generate` writes."""
+        return self.start(src, mask, max_new_tokens), torch.full_like(src[:, 0], self.config.pad_id)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        src: Int[Tensor, "b m"],
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop_id: int | None = None,
-        *,
-        src_mask: Bool[Tensor, "b m"] | None = None,
-        beam: int = 1,
-        length_penalty: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Int[Tensor, "b n"]:
-        """What the decoder writes for each row of `src`, with `stop_id` (`eos_id` if not given).
-
-        Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis
-        of `decoding.beam_search`; otherwise tokens are drawn as by `decoding.sample`. A row
-        that has ended is filled with `pad_id`. Dropout is off. Raises ValueError for a beam
-        and a temperature at once.
-        """
-        if beam != 1 and temperature != 0:
-            raise ValueError(
-                f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing"
-            )
-        check_counts(max_new_tokens=max_new_tokens)
-        c = self.config
-        stop_id = c.eos_id if stop_id is None else stop_id
-        check_counts(0, stop_id=stop_id)
-        if stop_id >= c.vocab_size:
-            raise ValueError(f"stop_id={stop_id} must be a token, vocab_size={c.vocab_size}")
-        rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=c.pad_id)
-        with evaluating(self):
-            state = self.start(src, src_mask, max_new_tokens)
-            first = torch.full_like(src[:, 0], c.pad_id)
-            if temperature != 0:
-                cuts = dict(
-                    temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-                )
-                return sample(self.step, state, first, **rules, **cuts).ids
-            if beam == 1:
-                return greedy(self.step, state, first, **rules).ids
-            found = beam_search(
-                self.step, state, first, beam=beam, length_penalty=length_penalty, **rules
-            )
-            return found.ids[:, 0, : int(found.lengths[:, 0].max())]
+    def _layers(self, src: Tensor, src_mask: Tensor | None, all_layers: bool = False):
+        checks.ids(self.config.vocab_size, src=src)
+        mask = src != self.config.pad_id if src_mask is None else src_mask
+        checks.mask(src.shape, src_mask=mask)
+        # The mask goes into the bias, once for all blocks. A row of padding alone may see all of
+        # itself, and the decoder none of it.
+        hidden = rearrange(~mask & mask.any(1, keepdim=True), "b m -> b 1 1 m")
+        relative = added(self.encoder_bias.bias(src.shape[1]).masked_fill(hidden, -math.inf))
+        x = self.encoder(self.decoder.embedding(src), relative=relative, all_layers=all_layers)
+        *layers, last = x if all_layers else (x,)
+        return (*layers, self.dropout(last)), mask
 
 # %% ../nbs/14_t5.ipynb #81470056
 class _Times(nn.Module):
@@ -724,11 +649,12 @@ def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
     steps in proportion to a matrix's size (Shazeer and Stern 2018, section 8). Raises
     ValueError for a `factor` not above 0, and within another such block.
     """
-    if not 0 < factor < math.inf:
-        raise ValueError(f"factor={factor} must be above 0 and finite")
-    if parametrize.is_parametrized(model.tokens):
-        raise ValueError("model has larger steps already: drop the inner of the two blocks")
-    parts = model.tokens, model.encoder_bias.table, model.decoder_bias.table
+    checks.within("(0, inf)", factor=factor)
+    parts = model.decoder.embedding.tokens, model.encoder_bias.table, model.decoder.relative.table
+    checks.none(
+        [part for part in parts if parametrize.is_parametrized(part)],
+        "model has larger steps already: drop the inner of the two blocks",
+    )
     for part in parts:
         parametrize.register_parametrization(part, "weight", _Times(factor))
     try:
