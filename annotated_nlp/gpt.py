@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .checkpoints import Layout, Pretrained
+from .checkpoints import Pretrained
 from .decoding import Generates
 from .transformer import BlockConfig, Decoder, DecoderState, Embedding, initialise_normal
 
@@ -203,74 +203,3 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
         checks.tokens_first(states.shape[:2], mask)
         rows = torch.arange(mask.shape[0], device=mask.device)
         return self.score(states[rows, mask.sum(1).clamp(min=1) - 1])
-
-# %% ../nbs/09_gpt.ipynb #96e2d898
-_BLOCKS = {
-    "stack.blocks.*.attention.norm": "h.*.ln_1",
-    "stack.blocks.*.attention.layer.query_key_value": "h.*.attn.c_attn^T",
-    "stack.blocks.*.attention.layer.out": "h.*.attn.c_proj^T",
-    "stack.blocks.*.feed_forward.norm": "h.*.ln_2",
-    "stack.blocks.*.feed_forward.layer.up": "h.*.mlp.c_fc^T",
-    "stack.blocks.*.feed_forward.layer.down": "h.*.mlp.c_proj^T",
-}
-_GPT2 = {"tokens": "wte", "positions.table": "wpe.weight", "stack.norm": "ln_f"} | _BLOCKS
-_GPT1 = {"tokens": "tokens_embed", "positions.table": "positions_embed.weight"} | _BLOCKS
-_SETTINGS = {
-    "vocab_size": "vocab_size",
-    "max_len": "n_positions",
-    "d_model": "n_embd",
-    "n_layers": "n_layer",
-    "n_heads": "n_head",
-    "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    "eps": "layer_norm_epsilon",
-}
-_OLD_BUFFERS = ("h.*.attn.bias", "h.*.attn.masked_bias")  # causal masks, kept as tensors by old versions
-
-
-def _gpt2(architecture: str, names: dict[str, str], **more) -> Layout:
-    return Layout(
-        architecture, "gpt2", GPTConfig.gpt2,
-        settings=_SETTINGS | {"d_ff": "n_inner", "activation": "activation_function"},
-        values={
-            "activation": {
-                "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"), "gelu": ("gelu",), "relu": ("relu",)
-            }
-        },
-        expects={
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-            "tie_word_embeddings": True,
-        },
-        writes={"bos_token_id": None, "eos_token_id": None},  # which token ends a text, the tokenizer knows
-        names=names, base="transformer.", ignored=_OLD_BUFFERS, **more,
-    )
-
-
-def _gpt1(architecture: str, names: dict[str, str], **more) -> Layout:
-    return Layout(
-        architecture, "openai-gpt", GPTConfig.gpt1,
-        settings=_SETTINGS | {"activation": "afn"},
-        values={"activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}},  # their "gelu" is the tanh form
-        expects={"tie_word_embeddings": True},
-        names=names, base="transformer.", ignored=_OLD_BUFFERS, **more,
-    )
-
-
-def _below(ours: str, names: dict[str, str]) -> dict[str, str]:
-    return {ours + name: f"transformer.{place}" for name, place in names.items()}
-
-
-def _tied(tokens: str) -> dict[str, str]:
-    return {"lm_head.weight": f"transformer.{tokens}.weight"}
-
-
-_HEAD = {"score": "score"}
-GPT.layouts = (
-    _gpt2("GPT2LMHeadModel", _below("", _GPT2), tied=_tied("wte")),
-    _gpt1("OpenAIGPTLMHeadModel", _below("", _GPT1), tied=_tied("tokens_embed")),
-)
-GPTForSequenceClassification.layouts = (
-    _gpt2("GPT2ForSequenceClassification", _below("gpt.", _GPT2) | _HEAD),
-    _gpt1("OpenAIGPTForSequenceClassification", _below("gpt.", _GPT1) | _HEAD),
-)

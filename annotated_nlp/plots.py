@@ -6,8 +6,11 @@
 __all__ = ['PAPER', 'INK', 'COLOURS', 'style']
 
 # %% ../nbs/plots.ipynb #3b6fce5e
-import matplotlib as mpl
-from matplotlib import cycler
+from . import checks
+
+with checks.extra("book"):
+    import matplotlib as mpl
+    from matplotlib import cycler
 
 # %% ../nbs/plots.ipynb #53ea89dc
 PAPER, INK = "#ffffff", "#222222"

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+
+from . import checks
 
 # %% ../nbs/03_seq2seq.ipynb #922963a0
 class Cell(nn.Module):
@@ -470,6 +471,8 @@ def fit(
     FloatingPointError for a loss or gradient that is not finite, before it can touch the
     weights.
     """
+    with checks.extra("train"):
+        from tqdm.auto import tqdm
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     torch.manual_seed(seed)

@@ -323,7 +323,7 @@ class TransformerConfig(BlockConfig):
         checks.tokens(sizes[1], bos_id=self.bos_id, eos_id=self.eos_id)
         if self.shared_vocab:
             checks.equal(
-                "shared_vocab=True needs vocabularies of one size", src_vocab_size=sizes[0], tgt_vocab_size=sizes[1]
+                "shared_vocab=True has one embedding for both", "vocab_size", source=sizes[0], target=sizes[1]
             )
 
     @classmethod

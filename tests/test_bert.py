@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
-from parity import DEVICES, GPU, close, lengths
+from parity import GPU, close, lengths
 from annotated_nlp import bert, data
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.bert import (
@@ -32,7 +32,6 @@ from annotated_nlp.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    mask_pieces,
     next_sentence_pairs,
     pack,
 )
@@ -285,11 +284,11 @@ def test_pieces_at_chosen_places(model):
     model, ids, chosen = small(model), torch.randint(29, (3, 9)), torch.rand(3, 9) < 0.3
     found = model(ids)
     logits = found[0] if isinstance(found, tuple) else found
-    states = model.bert(ids)
+    states = model.trunk(ids)
     close(model.pieces(states[chosen]), logits[chosen].detach())
     assert sum(p.shape == (29, 32) for p in model.parameters()) == 1
     model.pieces(states)[..., 3].sum().backward()
-    assert model.bert.embedding.tokens.weight.grad[3].abs().max() > 0
+    assert model.trunk.embedding.tokens.weight.grad[3].abs().max() > 0
     if isinstance(found, tuple):
         assert torch.equal(model.follows(states), found[1])
 
@@ -320,7 +319,7 @@ def test_from_the_trunk_to_every_head(name, tmp_path):
         ours.from_pretrained(tmp_path)
     heads = [part for part, child in ours(BertConfig(**SMALL)).named_children() if part not in ("bert", "dropout")]
     model = ours.from_pretrained(tmp_path, fresh=heads, **dict(n_classes=4) if "Classification" in name else {})
-    close(model.bert(ids), theirs(ids).last_hidden_state)
+    close(model.trunk(ids), theirs(ids).last_hidden_state)
     for part in heads:
         for p in model.get_submodule(part).parameters():
             assert p.isfinite().all()
@@ -341,7 +340,7 @@ def test_pretrained_goes_into_every_model(tmp_path):
     close(Bert.from_pretrained(tmp_path)(ids), states)
     close(BertForMaskedLM.from_pretrained(tmp_path)(ids), theirs(ids).prediction_logits)
     for model, head in ((BertForSequenceClassification, "classifier"), (BertForTokenClassification, "classifier"), (BertForQuestionAnswering, "span")):
-        close(model.from_pretrained(tmp_path, fresh=head).bert(ids), states)
+        close(model.from_pretrained(tmp_path, fresh=head).trunk(ids), states)
 
 
 def test_dropout_where_the_paper_has_it():
@@ -349,7 +348,7 @@ def test_dropout_where_the_paper_has_it():
     model = small(BertForSequenceClassification, dropout=0.25)
     rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
     assert set(rates) == {0.25} and len(rates) == 2 + 2 * 2
-    assert {block.attention.layer.dropout for block in model.bert.stack.blocks} == {0.25}
+    assert {block.attention.layer.dropout for block in model.trunk.stack.blocks} == {0.25}
     ids = torch.randint(29, (2, 5))
     assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
 
@@ -501,7 +500,7 @@ def test_minilm_under_a_new_head(tmp_path):
     model = BertForTokenClassification.from_pretrained(str(MINILM), fresh="classifier", n_classes=9)
     ids = torch.tensor([packed("Guido works in Haarlem.").ids])
     with torch.no_grad():
-        assert model(ids).shape == (1, ids.shape[1], 9) and torch.equal(model.bert(ids), minilm()[0](ids))
+        assert model(ids).shape == (1, ids.shape[1], 9) and torch.equal(model.trunk(ids), minilm()[0](ids))
     with pytest.raises(ValueError, match=r"lacks classifier\.(bias|weight).*fresh"):
         BertForTokenClassification.from_pretrained(str(MINILM), n_classes=9)
     model.save_pretrained(tmp_path)
@@ -510,100 +509,12 @@ def test_minilm_under_a_new_head(tmp_path):
         close(model(ids), theirs(ids).logits)
 
 
-# Masking
-
-
-def mask_(ids, candidates=None, mask_id=4, vocab_size=29, seed=None, **shares):
-    generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
-    candidates = torch.ones_like(ids, dtype=torch.bool) if candidates is None else candidates
-    return mask_pieces(ids, candidates, mask_id=mask_id, vocab_size=vocab_size, generator=generator, **shares)
+# Texts and pairs
 
 
 def z(count, n, p):
     "How many standard deviations a count is from what chance would give."
     return (count.item() - n * p) / math.sqrt(n * p * (1 - p))
-
-
-@DEVICES
-@pytest.mark.parametrize("rate,masked,chance", [(0.15, 0.8, 0.1), (0.5, 0.3, 0.6), (0.02, 0.0, 0.5), (0.4, 0.5, 0.0)])
-def test_proportions(rate, masked, chance, device):
-    "A million pieces: chosen, and of the chosen hidden, exchanged and left; each within four standard deviations."
-    vocab = 30_000
-    ids, candidates = torch.randint(1000, vocab, (1000, 1000), device=device), torch.rand(1000, 1000, device=device) < 0.9
-    found = mask_(ids, candidates, mask_id=103, vocab_size=vocab, rate=rate, masked=masked, random=chance, seed=1)
-    assert found.ids.dtype == ids.dtype and found.chosen.dtype == torch.bool
-    assert not (found.chosen & ~candidates).any() and torch.equal(found.ids[~found.chosen], ids[~found.chosen])
-    n = int(found.chosen.sum())
-    assert abs(z(found.chosen.sum(), int(candidates.sum()), rate)) < 4
-    now, before = found.ids[found.chosen], ids[found.chosen]
-    same, hidden = (now == before).sum(), (now == 103).sum()
-    shares = {"left": (same, 1 - masked - chance + chance / vocab), "hidden": (hidden, masked + chance / vocab), "exchanged": (n - same - hidden, chance * (1 - 2 / vocab))}
-    for name, (count, share) in shares.items():
-        assert abs(z(count, n, share)) < 4 if 1e-3 < share < 1 - 1e-3 else abs(count.item() - n * share) < 30, name
-
-
-def test_the_papers_proportions_are_the_default():
-    ids = torch.randint(1000, 30_000, (100, 100))
-    first, second = mask_(ids, mask_id=103, vocab_size=30_000, seed=1), mask_(ids, mask_id=103, vocab_size=30_000, seed=1, rate=0.15, masked=0.8, random=0.1)
-    assert torch.equal(first.ids, second.ids) and torch.equal(first.chosen, second.chosen)
-
-
-def test_places_are_chosen_one_by_one():
-    "No row is given a fixed number, and a place knows nothing of its neighbour or of its piece."
-    ids = torch.randint(5, 29, (20_000, 50))
-    chosen = mask_(ids, seed=3).chosen
-    counts = chosen.sum(1).double()
-    assert abs(counts.var() / (50 * 0.15 * 0.85) - 1) < 0.05
-    assert abs(z((chosen[:, 1:] & chosen[:, :-1]).sum(), 20_000 * 49, 0.15**2)) < 5
-    for piece in range(5, 29):
-        assert abs(z((chosen & (ids == piece)).sum(), int((ids == piece).sum()), 0.15)) < 4.5
-    assert max(abs(z(one, 20_000, 0.15)) for one in chosen.sum(0)) < 4.5
-
-
-def test_what_is_exchanged_is_any_piece_alike():
-    "Uniform over the vocabulary, whatever stood there (chi-square at one in ten thousand)."
-    ids = torch.full((400, 1000), 7)
-    counts = torch.bincount(mask_(ids, rate=1.0, masked=0.0, random=1.0, vocab_size=30, seed=5).ids.flatten(), minlength=30).double()
-    assert len(counts) == 30 and ((counts - counts.mean()).square() / counts.mean()).sum() < 66.2  # 29 degrees of freedom
-
-
-def test_edges_of_the_shares():
-    ids = torch.randint(5, 29, (50, 20))
-    none, every = mask_(ids, rate=0.0), mask_(ids, rate=1.0, masked=1.0, random=0.0)
-    assert not none.chosen.any() and torch.equal(none.ids, ids)
-    assert every.chosen.all() and (every.ids == 4).all()
-    left = mask_(ids, rate=1.0, masked=0.0, random=0.0)
-    assert left.chosen.all() and torch.equal(left.ids, ids)
-    nobody = mask_(ids, torch.zeros_like(ids, dtype=torch.bool), rate=1.0)
-    assert not nobody.chosen.any() and torch.equal(nobody.ids, ids)
-
-
-def test_specials_and_padding_are_never_touched():
-    "Over many drawings at the highest rate, and the input stays as it was."
-    row = torch.tensor([packed("Masks hide pieces.", "Never the special ones.").ids + [0] * 5])
-    ids = row.repeat(500, 1)
-    candidates = (ids != 101) & (ids != 102) & (ids != 0)
-    before = ids.clone()
-    found = mask_(ids, candidates, mask_id=103, vocab_size=30_522, rate=0.9, seed=2)
-    assert torch.equal(ids, before) and torch.equal(found.ids[~candidates], ids[~candidates]) and not found.chosen[~candidates].any()
-    assert found.chosen[candidates].float().mean() > 0.85
-
-
-@DEVICES
-def test_masks_are_drawn_anew(device):
-    "Liu et al. 2019, section 4.1; and a generator repeats them."
-    ids = torch.randint(5, 29, (8, 40), device=device)
-    assert not torch.equal(mask_(ids).chosen, mask_(ids).chosen)
-    assert torch.equal(mask_(ids, seed=1).ids, mask_(ids, seed=1).ids) and not torch.equal(mask_(ids, seed=1).ids, mask_(ids, seed=2).ids)
-    state = torch.get_rng_state()
-    mask_(ids, seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    for shape in [(40,), (2, 3, 40), (0, 5)]:
-        assert mask_(torch.zeros(shape, dtype=torch.long, device=device)).ids.shape == shape
-    assert mask_(ids.int()).ids.dtype == torch.int32
-
-
-# Texts and pairs
 
 
 def by_hand(first, second, max_len):
@@ -727,10 +638,6 @@ def whole(ids=None, segments=None, mask=None, model=Bert):
     return small(model)(ids_(2, 5) if ids is None else ids, segments, mask)
 
 
-def masked(ids=None, candidates=FLAG, **changes):
-    return mask_pieces(ids_(2, 5) if ids is None else ids, candidates, **dict(mask_id=4, vocab_size=29) | changes)
-
-
 @pytest.mark.parametrize("call,words", [
     # ids
     (lambda: whole(ids_(2, 25)), ["25", "max_len=24"]),
@@ -758,21 +665,6 @@ def masked(ids=None, candidates=FLAG, **changes):
     (lambda: whole(mask=FLAG[:, :4]), ["mask", "(2, 4)", "(2, 5)"]),
     (lambda: whole(mask=FLAG[:1]), ["mask", "(1, 5)", "(2, 5)"]),
     (lambda: whole(mask=FLAG[0]), ["mask", "(5,)", "(2, 5)"]),
-    # masking
-    (lambda: masked(rate=-0.1), ["rate=-0.1"]),
-    (lambda: masked(rate=1.1), ["rate=1.1"]),
-    (lambda: masked(rate=math.nan), ["rate=nan"]),
-    (lambda: masked(masked=-0.1), ["masked=-0.1"]),
-    (lambda: masked(random=-0.1), ["random=-0.1"]),
-    (lambda: masked(masked=0.95), ["masked=0.95", "random=0.1"]),
-    (lambda: masked(random=math.nan), ["random=nan"]),
-    (lambda: masked(mask_id=29), ["mask_id=29", "29"]),
-    (lambda: masked(mask_id=-1), ["mask_id=-1"]),
-    (lambda: masked(vocab_size=0), ["vocab_size=0"]),
-    (lambda: masked(candidates=FLAG.long()), ["candidates", "int64", "bool"]),
-    (lambda: masked(candidates=FLAG[:, :4]), ["candidates", "(2, 4)", "(2, 5)"]),
-    (lambda: masked(candidates=FLAG[0]), ["candidates", "(5,)", "(2, 5)"]),
-    (lambda: masked(ids_(2, 5).float()), ["ids", "float32"]),
     # texts and pairs
     (lambda: pack([5], cls_id=2, sep_id=3, max_len=1), ["max_len=1", "2"]),
     (lambda: pack([5], [6], cls_id=2, sep_id=3, max_len=2), ["max_len=2", "3"]),

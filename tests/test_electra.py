@@ -14,9 +14,10 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
-from parity import DEVICES, GPU, close, lengths
+from parity import GPU, close, lengths
 from annotated_nlp import electra
-from annotated_nlp.bert import Bert, BertConfig, Masked, mask_pieces
+from annotated_nlp.bert import Bert, BertConfig
+from annotated_nlp.denoising import Masked, mask_pieces
 from annotated_nlp.electra import (
     Electra,
     ElectraConfig,
@@ -26,7 +27,6 @@ from annotated_nlp.electra import (
     ElectraPair,
     Judged,
     electra_loss,
-    replace_pieces,
 )
 
 unchecked = test_invariants.unchecked  # as a user has the package
@@ -227,7 +227,7 @@ def test_with_berts_width_it_is_bert(tmp_path):
     "An embedding of the blocks' width has no projection, and what is left is BERT."
     sizes = SMALL | dict(d_embedding=32)
     ours, bert = small(d_embedding=32), Bert(BertConfig(**{key: size for key, size in sizes.items() if key != "d_embedding"}), pooler=False).eval()
-    assert isinstance(ours.embedding.project, nn.Identity)
+    assert isinstance(ours.project, nn.Identity)
     bert.load_state_dict({name.replace("shared.", ""): value for name, value in ours.state_dict().items()})
     ids, mask = torch.randint(29, (3, 9)), lengths(9, 4, 6)
     assert torch.equal(ours(ids, mask=mask), bert(ids, mask=mask))
@@ -236,12 +236,12 @@ def test_with_berts_width_it_is_bert(tmp_path):
 def test_the_generators_matrix_is_the_embeddings():
     "Logits of the states at some places are those of all, at these; one matrix of pieces, learned from both ends."
     model, ids, chosen = small(ElectraForMaskedLM), torch.randint(29, (3, 9)), torch.rand(3, 9) < 0.3
-    states = model.electra(ids)
+    states = model.trunk(ids)
     close(model.pieces(states[chosen]), model(ids)[chosen].detach())
     assert sum(p.shape == (29, 20) for p in model.parameters()) == 1
     unread = next(i for i in range(29) if not (ids == i).any())
     model(ids)[..., unread].sum().backward()
-    assert model.electra.embedding.shared.tokens.weight.grad[unread].abs().max() > 0
+    assert model.trunk.embedding.tokens.weight.grad[unread].abs().max() > 0
 
 
 @pytest.mark.parametrize("first", ["ElectraForMaskedLM", "ElectraForPreTraining"])
@@ -260,7 +260,7 @@ def test_pretrained_goes_into_every_model(first, tmp_path):
         with pytest.raises(ValueError, match="lacks .*fresh="):
             ours_(name).from_pretrained(tmp_path)
         model = ours_(name).from_pretrained(tmp_path, fresh=head)
-        close(model.electra(ids), states)
+        close(model.trunk(ids), states)
         for p in model.get_submodule(head).parameters():
             assert p.isfinite().all() and (p.ndim == 1 or 0.01 < p.std() < 0.03)
 
@@ -339,64 +339,6 @@ def test_the_classifiers_dropout_acts_twice(tmp_path):
         assert abs((x == 0).float().mean() - 0.25) < 0.02, part
 
 
-# Replacements
-
-
-def z(count, n, p):
-    "How many standard deviations a count is from what chance would give."
-    return (count - n * p) / math.sqrt(n * p * (1 - p))
-
-
-@DEVICES
-def test_samples_follow_the_softmax(device):
-    "Chi-square of 200,000 drawings at one in ten thousand, each row by its own logits; float16 too."
-    logits = torch.tensor([[0.0, 1.0, -2.0, 3.0, 0.5, -math.inf], [2.0, 2.0, 2.0, -1.0, 0.0, 1.0]], device=device)
-    ids, n = torch.full((2, 100_000), 5, device=device), 100_000
-    chosen, rows = torch.ones_like(ids, dtype=torch.bool), logits.repeat_interleave(n, 0)
-    for dtype in (torch.float32, torch.bfloat16):
-        found = replace_pieces(ids, chosen, rows.to(dtype), generator=torch.Generator(device).manual_seed(1))
-        for row, p in zip(found.ids, logits.softmax(-1)):
-            counts = torch.bincount(row, minlength=6).double()
-            possible = p > 0
-            assert not counts[~possible].any()
-            assert ((counts - n * p).square() / (n * p))[possible].sum() < 25.8  # 5 degrees of freedom
-
-
-def test_a_piece_that_equals_the_original_is_original():
-    "The generator is right at even places: nothing was replaced there, though a sample was put in."
-    ids = torch.randint(29, (50, 20))
-    chosen = torch.rand(50, 20) < 0.5
-    other = (ids + 1) % 29
-    right = torch.arange(20).expand(50, 20) % 2 == 0
-    certain = 1e4 * F.one_hot(ids.where(right, other), 29).float()
-    found = replace_pieces(ids, chosen, certain[chosen])
-    assert torch.equal(found.replaced, chosen & ~right)
-    assert torch.equal(found.ids, torch.where(chosen & ~right, other, ids))
-    perfect = replace_pieces(ids, chosen, 1e4 * F.one_hot(ids, 29).float()[chosen])
-    assert not perfect.replaced.any() and torch.equal(perfect.ids, ids)
-
-
-def test_samples_by_even_chance():
-    "A generator that knows nothing is right once in v times, and just then the label says original."
-    ids = torch.randint(8, (100, 1000))
-    chosen = torch.rand(100, 1000) < 0.15
-    found = replace_pieces(ids, chosen, torch.zeros(int(chosen.sum()), 8))
-    assert torch.equal(found.replaced, found.ids != ids) and not found.replaced[~chosen].any()
-    n = int(chosen.sum())
-    assert abs(z(n - int(found.replaced.sum()), n, 1 / 8)) < 4
-
-
-def test_samples_are_drawn_anew_and_repeated_by_a_generator():
-    ids, chosen = torch.randint(29, (4, 9)), torch.rand(4, 9) < 0.8
-    logits, before = torch.randn(int(chosen.sum()), 29, requires_grad=True), ids.clone()
-    draw = lambda seed=None: replace_pieces(ids, chosen, logits, generator=None if seed is None else torch.Generator().manual_seed(seed)).ids
-    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2)) and not torch.equal(draw(), draw())
-    assert torch.equal(ids, before) and draw().dtype == ids.dtype and not draw().requires_grad
-    assert replace_pieces(ids.int(), chosen, logits).ids.dtype == torch.int32
-    none = replace_pieces(ids, torch.zeros_like(chosen), logits[:0])
-    assert torch.equal(none.ids, ids) and not none.replaced.any()
-
-
 # The pair
 
 
@@ -455,7 +397,7 @@ def test_gradients_of_the_pair():
     masked = masked_(ids)
     found = pair(ids, masked)
     loss = electra_loss(ids, masked.chosen, found)
-    shared = set(pair.discriminator.electra.embedding.shared.parameters())
+    shared = set(pair.discriminator.trunk.embedding.parameters())
     grad = lambda x: dict(zip(pair.parameters(), torch.autograd.grad(x, list(pair.parameters()), retain_graph=True, allow_unused=True)))
     mlm, rtd, total = grad(loss.mlm), grad(loss.rtd), grad(loss.total)
     for p in pair.generator.parameters():
@@ -470,28 +412,28 @@ def test_gradients_of_the_pair():
 def test_what_is_shared():
     "Pieces, places, segments and their norm; each has its own projection. Moving and loading keep it so."
     pair = pair_()
-    g, d = pair.generator.electra.embedding, pair.discriminator.electra.embedding
-    assert g.shared is d.shared and g.project is not d.project and g.project.weight.shape == (16, 20)
+    g, d = pair.generator.trunk, pair.discriminator.trunk
+    assert g.embedding is d.embedding and g.project is not d.project and g.project.weight.shape == (16, 20)
     once = sum(p.numel() for p in pair.parameters())
-    assert once == sum(sum(p.numel() for p in model.parameters()) for model in (pair.generator, pair.discriminator)) - sum(p.numel() for p in g.shared.parameters())
+    assert once == sum(sum(p.numel() for p in model.parameters()) for model in (pair.generator, pair.discriminator)) - sum(p.numel() for p in g.embedding.parameters())
     for p in pair.double().parameters():
         assert p.dtype == torch.float64
     assert g.shared is d.shared
     with torch.device("meta"):
         ghost = pair_()
     ghost.to_empty(device="cpu").load_state_dict(pair.float().state_dict())
-    assert torch.equal(ghost.generator.electra.embedding.shared.tokens.weight, d.shared.tokens.weight)
-    assert ghost.generator.electra.embedding.shared.tokens.weight is ghost.discriminator.electra.embedding.shared.tokens.weight
+    assert torch.equal(ghost.generator.trunk.embedding.tokens.weight, d.embedding.tokens.weight)
+    assert ghost.generator.trunk.embedding.tokens.weight is ghost.discriminator.trunk.embedding.tokens.weight
 
 
 def test_two_folders(tmp_path):
     "After a step of training both are saved whole, shared tensors in each, and `transformers` gives their outputs."
     pair, ids, mask = pair_(), torch.randint(5, 29, (4, 9)), lengths(9, 4, 6, 1)
     optimizer, masked = torch.optim.SGD(pair.parameters(), lr=0.01), masked_(ids, mask)
-    before = pair.generator.electra.embedding.shared.tokens.weight.clone()
+    before = pair.generator.trunk.embedding.tokens.weight.clone()
     electra_loss(ids, masked.chosen, pair(ids, masked, None, mask), mask).total.backward()
     optimizer.step()
-    assert not torch.equal(before, pair.generator.electra.embedding.shared.tokens.weight)
+    assert not torch.equal(before, pair.generator.trunk.embedding.tokens.weight)
     for name, model in (("g", pair.generator), ("d", pair.discriminator)):
         model.save_pretrained(tmp_path / name)
         theirs, info = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / name, output_loading_info=True)
@@ -590,8 +532,6 @@ def asked(ids=IDS, chosen=FLAG, **changes):
     (lambda: whole(mask=FLAG.float()), ["mask", "float32", "bool"]),
     (lambda: whole(mask=FLAG[:1]), ["mask", "(1, 5)", "(2, 5)"]),
     *((lambda share=share: ElectraConfig.small().generator(share), [f"share={share!r}"]) for share in (0, -0.5, 1.5, math.nan, "1/4")),
-    (lambda: replace_pieces(IDS.float(), FLAG, torch.zeros(10, 29)), ["ids", "float32"]),
-    *((lambda bad=bad: replace_pieces(IDS, FLAG, torch.full((10, 29), bad)), ["logits", "NaN"]) for bad in (math.nan, math.inf, -math.inf)),
     (lambda: asked(chosen=FLAG.long()), ["chosen", "int64", "bool"]),
     (lambda: asked(mask=FLAG.long()), ["mask", "int64", "bool"]),
     (lambda: asked(mask=FLAG[:, :4]), ["mask", "(2, 4)", "(2, 5)"]),
@@ -600,10 +540,6 @@ def asked(ids=IDS, chosen=FLAG, **changes):
     (lambda: asked(weight=-1.0), ["weight=-1.0"]),
     (lambda: asked(weight=math.nan), ["weight=nan"]),
     (lambda: ElectraPair(small(ElectraForPreTraining), small(ElectraForMaskedLM)), ["generator", "ElectraForPreTraining", "ElectraForMaskedLM"]),
-    (lambda: replace_pieces(IDS, FLAG.long(), torch.zeros(10, 29)), ["chosen", "int64", "bool"]),
-    (lambda: replace_pieces(IDS, FLAG[:, :4], torch.zeros(8, 29)), ["chosen", "(2, 4)", "(2, 5)"]),
-    (lambda: replace_pieces(IDS, FLAG, torch.zeros(9, 29)), ["logits", "(9, 29)", "chosen"]),
-    (lambda: replace_pieces(IDS, FLAG, torch.zeros(2, 5, 29)), ["logits", "(2, 5, 29)"]),
     (lambda: together(vocab_size=30), ["vocab_size=30", "29"]),
     (lambda: together(d_embedding=32), ["d_embedding=32", "20"]),
     (lambda: together(max_len=25), ["max_len=25", "24"]),

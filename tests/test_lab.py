@@ -4,7 +4,9 @@ import json
 import platform
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 from annotated_nlp import lab
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -174,3 +176,17 @@ def test_stored_result_can_be_run_again(file):
     assert all(record[key] for key in ("hardware", "settings", "numbers", "when")) and record["wall_s"] > 0
     assert {"python", *lab.PACKAGES} <= set(record["versions"])
     assert len(record["commit"].removesuffix("+changes")) == 40
+
+
+def test_rounded_reaches_every_number():
+    value = {"a": (0.123456, 3, [1e-9, "x", None]), "b": {"c": -0.98765}}
+    assert lab.rounded(value) == {"a": [0.1235, 3, [0.0, "x", None]], "b": {"c": -0.9877}}
+    assert lab.rounded(2 / 3, 1) == 0.7
+
+
+@pytest.mark.parametrize("values, options, text", [
+    ([1, 2, 4], {}, "2.3 (1.0 to 4.0)"), ([0.501, 0.5014], dict(times=100), "50.1"), ([3], dict(digits=2), "3.00"),
+    ([0.1, 0.2], dict(digits=3), "0.150 (0.100 to 0.200)"),
+])
+def test_spread_is_mean_and_range(values, options, text):
+    assert lab.spread(pd.Series(values), **options) == lab.spread(torch.tensor(values).double(), **options) == text

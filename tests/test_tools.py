@@ -87,6 +87,15 @@ def test_directives_for_nbdev_alone_are_not_shown(book, source):
     assert book("03_page", new_code_cell(source), procs.show_exported) in ([], [None])
 
 
+@pytest.mark.parametrize("source, folded", [
+    ("import torch\nfrom torch import nn", True), ('import torch\nwith extra("train"):\n    import tqdm', True),
+    ('with extra("train"):\n    import tqdm\n    rate = 1', False), ("import torch\nrate = 1", False), ("# nothing", False),
+])
+def test_cells_that_only_import_are_folded(book, source, folded):
+    (cell,) = book("03_page", new_code_cell(source), procs.fold_imports)
+    assert cell == ('#| code-fold: true\n#| code-summary: "Imports"\n' if folded else "") + source
+
+
 def made_site(folder, **pages):
     for name, body in pages.items():
         file = folder / f"{name.replace('__', '/')}.html"

@@ -1,5 +1,6 @@
 "Training: one loop against plain PyTorch, runs that are killed, processes that share the work, and the arithmetic of cost."
 
+import hashlib
 import inspect
 import json
 import math
@@ -253,6 +254,98 @@ def test_frozen_parameters_stay():
     assert torch.equal(model.embedding.weight, before) and not same(model, Tagger())
 
 
+GROUPS = {"embedding": 0.1, "rnn": (0.5, 0.3), "rnn.weight_hh_l0": 3, "head": (2.0, 0.0)}
+
+
+def test_groups_are_adamw_by_hand():
+    "Rates and decays of their own, written out: m and v, decoupled decay, one clipping for all, a schedule, a frozen vector."
+    data, steps, lr, clip = list(batches(sequences(), 4)), 12, 0.01, 0.2
+    expected = {"embedding.weight": (0.1, 0.05), "rnn.weight_ih_l0": (0.5, 0.3), "rnn.weight_hh_l0": (3.0, 0.05),
+                "rnn.bias_ih_l0": (0.5, 0.0), "rnn.bias_hh_l0": (0.5, 0.0), "norm.weight": (1.0, 0.0),
+                "head.weight": (2.0, 0.0), "head.bias": (2.0, 0.0)}
+    ours, twin = (Tagger(dropout=0.0).double() for _ in range(2))
+    for model in (ours, twin):
+        model.norm.bias.requires_grad_(False)
+    share = rates_of(transformers.get_linear_schedule_with_warmup, steps + 1, num_warmup_steps=4, num_training_steps=steps + 1)[1:]
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in twin.named_parameters()}
+    norms = []
+    for t in range(1, steps + 1):
+        trained = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+        assert trained.keys() == expected.keys()
+        gradients = torch.autograd.grad(token_loss(twin, data[(t - 1) % len(data)])[0], list(trained.values()))
+        norms.append(math.sqrt(sum((g**2).sum().item() for g in gradients)))
+        with torch.no_grad():
+            for (name, p), g in zip(trained.items(), gradients):
+                factor, decay = expected[name]
+                g = g * min(1, clip / (norms[-1] + 1e-6))
+                m, v = moments[name] = (0.9 * moments[name][0] + 0.1 * g, 0.999 * moments[name][1] + 0.001 * g**2)
+                rate = lr * share[t - 1] * factor
+                p *= 1 - rate * decay
+                p -= rate * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    settings = dict(data=data, steps=steps, lr=lr, warmup=4, clip=clip, weight_decay=0.05)
+    _, history = run(model=ours, groups=GROUPS, **settings)
+    assert largest(ours, twin) < 1e-6 and history.norm == pytest.approx(norms, rel=1e-6) and max(norms) > clip
+    assert history.lr == pytest.approx([lr * s for s in share])  # the rate of those that are in no group
+    others, _ = run(model=Tagger(dropout=0.0).double(), **settings)
+    assert largest(others, twin) > 1e-3
+
+
+def test_groups_and_checkpoints(tmp_path):
+    "A killed run with groups goes on as it would have; one with other groups is another run, and the error names the parameter."
+    whole, history = run(groups=GROUPS)
+    stopped(tmp_path, at=18, groups=GROUPS)
+    with pytest.raises(CheckpointError, match=r"another run: rate and decay of head.weight is \[1.0, 0.01\] here and \[2.0, 0.0\] there"):
+        run(tmp_path, groups={name: value for name, value in GROUPS.items() if name != "head"})
+    frozen = Tagger()
+    frozen.norm.requires_grad_(False)
+    with pytest.raises(CheckpointError, match=r"rate and decay of norm.weight is absent here and \[1.0, 0.0\] there"):
+        run(tmp_path, model=frozen, groups=GROUPS)
+    resumed, again = run(tmp_path, model=Tagger(seed=9), groups=GROUPS)
+    assert same(whole, resumed) and again.loss == history.loss
+
+
+def test_a_group_of_factor_zero_stays():
+    model = Tagger()
+    run(model=model, steps=3, groups={"embedding": 0, "head.bias": 0.0})
+    assert torch.equal(model.embedding.weight, Tagger().embedding.weight) and torch.equal(model.head.bias, Tagger().head.bias)
+    assert not torch.equal(model.head.weight, Tagger().head.weight)
+
+
+class Deep(nn.Module):
+    "Two blocks that can compute their insides again in the backward pass."
+
+    class Block(nn.Module):
+        def __init__(self, checkpoint):
+            super().__init__()
+            self.linear, self.checkpoint, self.seen = nn.Linear(4, 4), checkpoint, []
+
+        def forward(self, x):
+            self.seen.append(self.checkpoint)
+            f = lambda x: torch.tanh(self.linear(x))
+            return torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False) if self.checkpoint else f(x)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = self.Block(False), self.Block(True)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_activation_checkpointing():
+    "Every switch is on while the run lasts, also one that fails, and then as it was; the run is the same."
+    data, loss = [torch.randn(3, 4, generator=torch.Generator().manual_seed(0))], lambda model, x: model(x).square().mean()
+    recomputed, plain = Deep(), Deep()
+    assert fit(recomputed, data, loss, steps=5, checkpoint=True).loss == fit(plain, data, loss, steps=5).loss
+    assert same(recomputed, plain) and recomputed.first.seen == [True] * 5 and plain.first.seen == [False] * 5
+    for model in (recomputed, plain):
+        assert (model.first.checkpoint, model.second.checkpoint) == (False, True)
+    with pytest.raises(FloatingPointError):
+        fit(recomputed, data, lambda model, x: loss(model, x) * math.nan, steps=5, checkpoint=True)
+    assert recomputed.first.seen[-1] and not recomputed.first.checkpoint
+
+
 def test_precision():
     "bf16 computes in bf16 and keeps float32 weights; the model's own forward comes back."
     seen = set()
@@ -500,12 +593,21 @@ def test_gradient_that_is_not_finite():
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(steps=0), "steps=0 must be at least 1"), (dict(accumulate=0), "accumulate=0"), (dict(save_every=0), "save_every=0"),
-    (dict(evaluate_every=0), "evaluate_every=0"), (dict(warmup=31), "warmup=31 must lie between 0 and steps=30"),
-    (dict(clip=0.0), "clip=0.0"), (dict(clip=math.nan), "clip=nan"), (dict(lr=math.inf), "lr=inf must be finite"),
+    (dict(steps=0), "steps=0 must be an integer of at least 1"), (dict(accumulate=0), "accumulate=0"), (dict(save_every=0), "save_every=0"),
+    (dict(evaluate_every=0), "evaluate_every=0"), (dict(warmup=31), r"warmup=31 must be .*\[0, 30\]"),
+    (dict(clip=0.0), "clip=0.0"), (dict(clip=math.nan), "clip=nan"), (dict(lr=math.inf), r"lr=inf must be a number in \[0, inf\)"),
     (dict(lr=-1), "lr=-1 must be"), (dict(precision="fp16"), "precision='fp16' must be"), (dict(data=iter([])), "ran out after 0"),
     (dict(data=[torch.zeros(0, 3)]), "batch 0 is empty"), (dict(data=[()]), "batch 0 is empty"),
-    (dict(loss=lambda m, b: (token_loss(m, b)[0], 0)), "counted 0 tokens in batches 0 to 0")])
+    (dict(loss=lambda m, b: (token_loss(m, b)[0], 0)), "counted 0 tokens in batches 0 to 0"),
+    (dict(weight_decay=math.nan), "weight_decay=nan must be"), (dict(weight_decay=-0.1), "weight_decay=-0.1 must be"),
+    (dict(eps=math.inf), "eps=inf must be"), (dict(betas=(0.9, 1.0)), r"betas\[1\]=1.0 must be"),
+    (dict(schedule=lambda t, steps, warmup: 1 - t / 9), r"schedule\(10, 30, 3\)=-0.1.* must be"),
+    (dict(schedule=lambda t, steps, warmup: math.nan), r"schedule\(1, 30, 3\)=nan must be"),
+    (dict(groups={"heads": 2.0}), "no parameter's name begins with 'heads'.*'embedding', 'rnn', 'norm', 'head'"),
+    (dict(groups={"hea": 2.0}), "no parameter's name begins with 'hea'; choose"),
+    (dict(groups={"head": -1.0}), "groups: the factor of head=-1.0 must be"),
+    (dict(groups={"head": (1.0, math.nan)}), "the weight decay of head=nan must be"),
+    (dict(checkpoint=True), "checkpoint=True needs a module with a switch .checkpoint.*drop it")])
 def test_bad_settings(settings, message):
     model = Tagger()
     with pytest.raises(ValueError, match=message):
@@ -566,6 +668,116 @@ def test_damaged_checkpoint(file, damage, tmp_path):
     assert same(model, Tagger(seed=9)) and len(training._steps(tmp_path)) == 2
     newest.rename(tmp_path / "away")
     assert same(run(tmp_path, model=model, steps=10)[0], run(steps=10)[0])  # from the one before
+
+
+def rewritten(path, change, honest=False):
+    "Change a checkpoint's optimizer file; `honest` as if it had been written so."
+    from safetensors.torch import load_file, save_file
+    file, state = path / "optimizer.safetensors", path / "state.json"
+    memory = load_file(file)
+    change(memory)
+    save_file(memory, file)
+    if honest:
+        told = json.loads(state.read_text())
+        told["digests"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        state.write_text(json.dumps(told))
+
+
+CHANGES = {"five numbers": lambda memory: memory.update({"head.weight.exp_avg": torch.zeros(5)}),
+           "another type": lambda memory: memory.update({"head.weight.exp_avg": memory["head.weight.exp_avg"].double()}),
+           "of nobody": lambda memory: memory.update({"tail.weight.exp_avg": torch.zeros(2, 16)}),
+           "missing": lambda memory: memory.pop("head.weight.exp_avg"), "empty": lambda memory: memory.clear()}
+
+
+@pytest.mark.parametrize("change, honest", [(change, False) for change in CHANGES] + [(change, True) for change in list(CHANGES)[:3]])
+def test_damaged_optimizer(change, honest, tmp_path):
+    "The fused kernel reads past the end of a tensor that is too short. A state that isn't whole resumes another run."
+    run(tmp_path, steps=10)
+    rewritten(training._steps(tmp_path)[-1], CHANGES[change], honest)
+    model = Tagger(seed=9)
+    with pytest.raises(CheckpointError, match="another optimizer, AdamW" if honest else "optimizer.safetensors isn't what was written"):
+        run(tmp_path, model=model, steps=10)
+    assert same(model, Tagger(seed=9))
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_flipped_bit(name, tmp_path):
+    run(tmp_path, steps=10)
+    file = training._steps(tmp_path)[-1] / f"{name}.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-3] ^= 1
+    file.write_bytes(raw)
+    model = Tagger(seed=9)
+    with pytest.raises(CheckpointError, match=f"damaged .{name}.safetensors isn't what was written"):
+        load_checkpoint(tmp_path, model)
+    assert same(model, Tagger(seed=9))
+
+
+def test_another_optimizer(tmp_path):
+    "Its memory would be none to this one. One whose tensors have other shapes than its parameters is refused when it saves."
+    run(tmp_path, steps=5)
+    model = Tagger(seed=9)
+    with pytest.raises(CheckpointError, match="of another optimizer, AdamW"):
+        load_checkpoint(tmp_path, model, torch.optim.SGD(model.parameters(), momentum=0.9))
+    assert same(model, Tagger(seed=9))
+    factored = torch.optim.Adafactor(model.parameters())
+    token_loss(model, next(iter(batches(sequences(), 4))))[0].backward()
+    factored.step()
+    with pytest.raises(ValueError, match="Adafactor keeps .*_var, which isn't like its parameter: take another"):
+        save_checkpoint(tmp_path / "new", model, factored, History(loss=[1.0]))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("fails", ["save_file", "write_text"])
+def test_full_disk(fails, tmp_path, monkeypatch):
+    "What is unfinished goes, what was whole stays, and the run can be taken up."
+    whole, written = training.save_file, []
+    def full(*args, **more):
+        if fails == "save_file":
+            whole(*args, **more)
+            os.truncate(args[1], 100)
+        written.append(None)
+        raise OSError(28, "No space left on device")
+    stopped(tmp_path, at=8)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(training, "save_file", full) if fails == "save_file" else patch.setattr(Path, "write_text", full)
+        run(tmp_path, model=Tagger(seed=9))
+    assert written and {p.name for p in tmp_path.iterdir()} == {"step-00000005"}
+    assert same(run(tmp_path, model=Tagger(seed=9))[0], run()[0])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_update(tmp_path):
+    (tmp_path / "file").write_text("")
+    def never(model, batch):
+        raise Stop
+    for folder in (tmp_path / "file", tmp_path / "file" / "under", "/proc/annotated_nlp"):
+        with pytest.raises(OSError, match="folder=.* can't be written.*; give another"):
+            run(folder, loss=never)
+    with pytest.raises(Stop):
+        run(tmp_path / "new" / "deep", loss=never)
+    assert not list((tmp_path / "new" / "deep").iterdir())
+
+
+@pytest.mark.parametrize("every", [None, 10])
+def test_evaluation_that_fails_costs_nothing(every, tmp_path):
+    "The last checkpoint is there. The same call with a mended evaluation makes up for the one that is missing."
+    calls = []
+    def evaluate(model):
+        calls.append(model.training)
+        if len(calls) == 1 + (every is not None):
+            raise Stop
+        return {"score": model.head.weight.sum().item()}
+    whole, history = run(evaluate=lambda model: {"score": model.head.weight.sum().item()}, evaluate_every=every)
+    with pytest.raises(Stop):
+        run(tmp_path, evaluate=evaluate, evaluate_every=every)
+    assert training._steps(tmp_path)[-1].name == ("step-00000030" if every is None else "step-00000020")
+    resumed, again = run(tmp_path, model=Tagger(seed=9), evaluate=evaluate, evaluate_every=every)
+    assert same(resumed, whole) and again.metrics == history.metrics and not any(calls) and not resumed.training
+    stored = json.loads((training._steps(tmp_path)[-1] / "state.json").read_text())["history"]
+    assert stored["metrics"] == history.metrics and {p.name for p in training._steps(tmp_path)[-1].iterdir()} == {
+        "model.safetensors", "optimizer.safetensors", "state.json"}
+    before = len(calls)
+    assert run(tmp_path, evaluate=evaluate, evaluate_every=every)[1].metrics == history.metrics and len(calls) == before
 
 
 def test_foreign_checkpoint(tmp_path):

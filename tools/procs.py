@@ -57,11 +57,18 @@ class show_exported(Processor):
         self.nb.cells[:] = cells
 
 
+def _imports(node: ast.stmt) -> bool:
+    "Does this do nothing but import? Within `checks.extra` too."
+    if isinstance(node, ast.With):
+        return all(map(_imports, node.body))
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
 def fold_imports(cell):
     "Fold cells that only import, so that a page begins with its idea."
     if cell.cell_type == "code" and _source(cell) and "code-fold" not in cell.source:
         tree = cell.parsed_()
-        if tree and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree):
+        if tree and all(map(_imports, tree)):
             cell.source = f'#| code-fold: true\n#| code-summary: "Imports"\n{cell.source}'
 
 
