@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import send_to_device
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -31,6 +30,9 @@ from .bert import Packed, pack
 from .data import SPLITS, Corpus, Labelled, Pair, Tagged, batches, letters, pad
 from .decoding import greedy
 from .tokenization import BOS, EOS, WordPiece
+
+with checks.extra("train"):
+    from accelerate.utils import send_to_device
 
 # %% ../nbs/finetuning.ipynb #f1e70007
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
