@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['shown', 'integers', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'divides', 'equal', 'above', 'instances',
            'together', 'seen', 'ids', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'length', 'room', 'cache',
-           'one_cache_each', 'continued', 'memory_if', 'prompts', 'extra', 'beginnings', 'writable', 'finite',
-           'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable']
+           'one_cache_each', 'continued', 'memory_if', 'prompts', 'texts', 'extra', 'beginnings', 'writable', 'finite',
+           'targets', 'real_rows', 'same_device', 'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans',
+           'token_ids', 'row_each', 'drawable']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -269,6 +270,19 @@ def prompts(shape: Sequence[int], given: Tensor) -> None:
             f"row {int(empty.nonzero()[0])} of mask has no token: a prompt needs at least one"
         )
 
+# %% ../nbs/checks.ipynb #5be2f9a3
+def texts(texts: Iterable[str]) -> list[str]:
+    """The texts as a list. Refuses a single string and other things than strings, with TypeError, and no text at all."""
+    if isinstance(texts, str):
+        raise TypeError("texts is a single string; pass a list of strings, such as [text]")
+    texts = list(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts must hold strings, not {type(text).__name__}: {text!r:.60}")
+    if not any(texts):
+        raise ValueError("texts is empty; give at least one character")
+    return texts
+
 # %% ../nbs/checks.ipynb #5e1f0a32
 @contextmanager
 def extra(name: str) -> Iterator[None]:
@@ -308,6 +322,40 @@ def finite(step: int, loss: float, norm: float, lr: float) -> None:
             f"at step {step} the loss is {loss} and its gradient's norm {norm}; lower lr={lr}, or look for NaN in the "
             "weights"
         )
+
+# %% ../nbs/checks.ipynb #5e0d3a15
+def targets(logits: Tensor, targets: Tensor, mask: Tensor) -> None:
+    """Refuse logits b n v, targets b n and their mask that don't fit; on the CPU also real targets that are no tokens."""
+    if mask.dtype != torch.bool or targets.is_floating_point():
+        raise ValueError(
+            f"mask is {mask.dtype}, targets is {targets.dtype}; they must be boolean (True at real tokens) and token ids"
+        )
+    if logits.ndim != 3 or not logits.shape[:2] == targets.shape == mask.shape:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (logits, targets, mask))
+        raise ValueError(f"logits, targets and mask must have shapes (b, n, v), (b, n) and (b, n), not {shapes}")
+    vocab_size, real = logits.shape[-1], targets.masked_fill(~mask, 0)
+    if seen(real) and ((real < 0) | (real >= vocab_size)).any():
+        wrong = int(real[(real < 0) | (real >= vocab_size)][0])
+        raise ValueError(
+            f"targets holds id {wrong}, outside the vocabulary of {vocab_size}, where mask is True: make mask False at "
+            "padding"
+        )
+
+
+def real_rows(**masks: Tensor) -> None:
+    """On the CPU, refuse rows without any real token."""
+    for name, x in masks.items():
+        if seen(x) and not x.any(1).all():
+            row = int((~x.any(1)).nonzero()[0])
+            raise ValueError(f"row {row} of {name} has no real token: drop empty rows first")
+
+
+def same_device(**named: Tensor) -> None:
+    """Refuse tensors of different devices."""
+    (first, wanted), *others = named.items()
+    for name, x in others:
+        if x.device != wanted.device:
+            raise ValueError(f"{name} is on {x.device}, {first} on {wanted.device}: try {name}.to({first}.device)")
 
 # %% ../nbs/checks.ipynb #a91c3e5d
 def not_empty(remedy: str, **named: Sequence) -> None:
