@@ -895,8 +895,8 @@ def watch(frame, event, argument):  # after every call of a function written in 
     if event == "c_return":
         peaks.append(anonymous())
 
-small, *large = sys.argv[1:]
-GPT.from_pretrained(small)  # what PyTorch loads at its first use doesn't count
+dtype, small, *large = sys.argv[1:]
+GPT.from_pretrained(small, dtype=dtype)  # what PyTorch loads at its first use doesn't count
 for folder in large:
     before, peaks = anonymous(), []
     sys.setprofile(watch)
@@ -912,14 +912,15 @@ except ConnectionError as error:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_memory_and_offline(ours, tmp_path):
-    "One copy of 63 MB of weights, most of them turned on the way, from a file and from shards; offline it says so."
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_and_offline(dtype, ours, tmp_path):
+    "One copy of 63 MB of weights (of 31 in bfloat16), most of them turned on the way, from a file and from shards; offline it says so."
     model = GPT(GPTConfig.gpt2(vocab_size=10_000, n_layers=3, d_model=512, n_heads=8, max_len=64))
     for name, size in (("whole", "5GB"), ("shards", "20MB")):
         model.save_pretrained(tmp_path / name, max_shard_size=size)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment["MALLOC_MMAP_THRESHOLD_"] = "100000"  # what is freed goes back at once, and isn't there for the next
-    command = [sys.executable, "-c", MEMORY, ours, tmp_path / "whole", tmp_path / "shards"]
+    command = [sys.executable, "-c", MEMORY, dtype, ours, tmp_path / "whole", tmp_path / "shards"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     whole, shards, message = done.stdout.split("\n", 2)
     assert 0.9 < float(whole) < 1.25, whole
