@@ -52,7 +52,7 @@ lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french
 	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }
 	@$(BIN)/python -m tools.chapters --lab $(NAME)
 
-bench: .venv/.dev  ## time every model beside its peer, and its cost as the work grows (ARGS="--quick" only tries it out)
+bench: .venv/.dev  ## time every model beside its peer, and its cost as the work grows (ARGS="--quick" only tries it out, "--fast" swaps our products)
 	@$(BIN)/python -m benchmarks peers $(ARGS)
 	@$(BIN)/python -m benchmarks growth $(ARGS)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 
-# %% ../nbs/12_denoising.ipynb #836db9ee
+# %% ../nbs/12_denoising.ipynb #ea39f001
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -48,7 +48,7 @@ def mask_pieces(
     """
     checks.within("[0, 1]", rate=rate, masked=masked, random=random)
     if masked + random > 1:
-        checks.together("they are shares of what is chosen, make them add up to 1 at most", masked=masked, random=random)
+        checks.together("make them add up to 1 at most", masked=masked, random=random)
     checks.integers(vocab_size=vocab_size)
     checks.tokens(vocab_size, mask_id=mask_id)
     checks.token_ids(ids=ids)
@@ -65,7 +65,7 @@ def mask_pieces(
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/12_denoising.ipynb #0942042d
+# %% ../nbs/12_denoising.ipynb #6097f578
 class Replaced(NamedTuple):
     """A text with pieces of the generator's in it, and where they differ from the original."""
 
@@ -95,14 +95,14 @@ def replace_pieces(
     corrupted = ids.masked_scatter(chosen, drawn.to(ids.dtype))
     return Replaced(corrupted, corrupted != ids)
 
-# %% ../nbs/12_denoising.ipynb #0e02ddff
+# %% ../nbs/12_denoising.ipynb #0be64e60
 class Example(NamedTuple):
     """What the encoder reads, and what the decoder is to write."""
 
     inputs: list
     targets: list
 
-# %% ../nbs/12_denoising.ipynb #06d34256
+# %% ../nbs/12_denoising.ipynb #52926713
 def replace_spans(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) -> Example:
     """Each run of noise becomes one sentinel, and is written out behind it; one more ends it.
 
@@ -137,7 +137,7 @@ def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
     filled = (written.get(token, []) if token in known else [token] for token in inputs)
     return [token for part in filled for token in part]
 
-# %% ../nbs/12_denoising.ipynb #4b9ff7dd
+# %% ../nbs/12_denoising.ipynb #b288ce0d
 def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[int]:
     "Lengths of `parts` parts of at least 1, of sum n; each such list is equally probable."
     cuts = torch.randperm(n - 1, generator=generator)[: parts - 1].sort().values + 1
@@ -181,7 +181,7 @@ def iid_noise(
     checks.within("(0, 1]", rate=rate)
     return (torch.rand(n, generator=generator) < rate).tolist()
 
-# %% ../nbs/12_denoising.ipynb #827b4e95
+# %% ../nbs/12_denoising.ipynb #0c510428
 def prefix_lm(tokens: Sequence, split: int) -> Example:
     """Continue: the first `split` tokens are read, the others written."""
     checks.text(tokens)
@@ -227,7 +227,7 @@ def drop_tokens(tokens: Sequence, noise: Sequence[bool]) -> Example:
     inputs = [token for token, hidden in zip(tokens, noise) if not hidden]
     return Example(inputs, [token for token, hidden in zip(tokens, noise) if hidden])
 
-# %% ../nbs/12_denoising.ipynb #33b7700b
+# %% ../nbs/12_denoising.ipynb #25ade464
 OBJECTIVES = (
     "prefix language modeling",
     "BERT-style",
@@ -282,7 +282,7 @@ def draw_example(
         return replace_spans(tokens, noise, sentinels)
     return drop_tokens(tokens, noise)
 
-# %% ../nbs/12_denoising.ipynb #f014546a
+# %% ../nbs/12_denoising.ipynb #80e62b11
 def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
     """Noise is masked, token by token."""
     return mass_style(tokens, noise, mask)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch import Tensor
 
+from .checks import shown
+
 # %% ../nbs/layouts.ipynb #0ff9bb51
 CONFIG = "config.json"
 
@@ -106,10 +108,10 @@ class Layout:
         """What in their configuration our model can't do or doesn't know; empty if all is well."""
         for option, value in {"quantization_config": None, **self.expects}.items():
             if theirs.get(option, value) != value:
-                return f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}"
+                return f"{option}={shown(theirs[option])} in {CONFIG}: this model can only do {value!r}"
         if not self.names:  # a file of ours: every option is a setting
             for option in theirs.keys() - self.settings.keys() - {"architectures", "model_type"}:
-                return f"{option}={theirs[option]!r} in {CONFIG}: this model has no such setting"
+                return f"{option}={shown(theirs[option])} in {CONFIG}: this model has no such setting"
         return ""
 
     def read_config(self, theirs: Mapping[str, Any], **changes) -> Any:
@@ -127,7 +129,7 @@ class Layout:
                 continue
             (option, value), *others = given.items()
             if any(other != value for _, other in others):
-                both = ", ".join(f"{option}={value}" for option, value in given.items())
+                both = ", ".join(f"{option}={shown(value)}" for option, value in given.items())
                 raise ValueError(
                     f"{both} in {CONFIG}: this model has one {setting}; pass {setting}=..."
                 )
@@ -145,12 +147,12 @@ class Layout:
                     return ours
             words = [repr(word) for words in self.values[setting].values() for word in words]
             known = ", ".join(words)
-            raise ValueError(f"{option}={value!r} in {CONFIG}: this model knows only {known}")
+            raise ValueError(f"{option}={shown(value)} in {CONFIG}: this model knows only {known}")
         if type(value) is int and float in kinds:
             return float(value)
         if type(value) not in kinds:
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{option}={value!r} in {CONFIG} is no {wanted}")
+            raise ValueError(f"{option}={shown(value)} in {CONFIG} is no {wanted}")
         return value
 
     def write_config(self, config: Any) -> dict[str, Any]:

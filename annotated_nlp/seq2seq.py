@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CELLS', 'Cell', 'RNNCell', 'LSTMCell', 'GRUCell', 'RNN', 'FusedRNN', 'start_well', 'Seq2SeqConfig', 'Seq2SeqState',
-           'Seq2Seq', 'sequence_loss', 'fit']
+           'Seq2Seq', 'cross_entropy', 'teacher_forcing']
 
 # %% ../nbs/03_seq2seq.ipynb #1d8937c5
 import math
@@ -105,11 +105,8 @@ class GRUCell(Cell):
 # %% ../nbs/03_seq2seq.ipynb #340308f5
 def _without_padding(x: Tensor, mask: Tensor) -> Tensor:
     "The inputs with zeros at padding, so that NaN there spoils no gradient."
-    if mask.shape != x.shape[:2] or mask.dtype != torch.bool or x.shape[1] == 0:
-        raise ValueError(
-            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; for inputs {tuple(x.shape)} "
-            "it must be boolean, True at real steps, of shape (b, n) with n >= 1"
-        )
+    checks.mask(x.shape[:2], "real steps", mask=mask)
+    checks.integers(n=x.shape[1])
     return x.masked_fill(~mask[..., None], 0.0)
 
 
@@ -129,10 +126,7 @@ CELLS = {"rnn": (RNNCell, nn.RNN), "gru": (GRUCell, nn.GRU), "lstm": (LSTMCell, 
 
 
 def _cells(name: str) -> tuple[type[Cell], type[nn.RNNBase]]:
-    if name not in CELLS:
-        raise ValueError(
-            f"cell={name!r} is not known; choose one of {', '.join(map(repr, CELLS))}"
-        )
+    checks.one_of(CELLS, cell=name)
     return CELLS[name]
 
 
@@ -144,8 +138,7 @@ def _stack(
     bidirectional: bool,
 ) -> nn.ModuleList:
     "For each layer one cell a direction, as wide as the layer below gives."
-    if n_layers < 1:
-        raise ValueError(f"n_layers={n_layers} must be at least 1")
+    checks.integers(n_layers=n_layers)
     widths = [d_in] + [(1 + bidirectional) * d_hidden] * (n_layers - 1)
     return nn.ModuleList(
         nn.ModuleList(make(width, d_hidden) for _ in range(1 + bidirectional))
@@ -174,10 +167,10 @@ class RNN(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None = None
-    ) -> tuple[Float[Tensor, "b n o"], Float[Tensor, "l s b d"]]:
+    ) -> tuple[Float[Tensor, "b n o"], Float[Tensor, "s l b d"]]:
         """Outputs of the last layer, both directions side by side, and the final states.
 
-        Final states are ordered as in PyTorch: layer by layer, forward before backward.
+        `l` counts layers and directions as PyTorch does: layer by layer, forward before backward.
         """
         mask = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
         x, finals = _without_padding(x, mask), []
@@ -189,12 +182,13 @@ class RNN(nn.Module):
                 outputs.append(output)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1)
-        return x, torch.stack(finals)
+        return x, torch.stack(finals, dim=1)
 
 # %% ../nbs/03_seq2seq.ipynb #e089c34f
 class FusedRNN(nn.Module):
-    """The same function as `RNN` from PyTorch's fused layers, cuDNN's on a GPU.
+    """The outputs of `RNN` from PyTorch's fused layers, cuDNN's on a GPU.
 
+    Of the final states it gives h of the last layer alone, both directions side by side.
     Nothing is sent to the host: no packed sequences, no lengths. Starts with orthogonal
     recurrent matrices and open forget gates. Raises ValueError as `RNN` does.
     """
@@ -313,15 +307,9 @@ class Seq2Seq(nn.Module):
         super().__init__()
         c, (cell, fused) = config, _cells(config.cell)
         n_directions = 1 + c.bidirectional
-        if c.d_model % n_directions:
-            raise ValueError(
-                f"d_model={c.d_model} must be even: each direction of the encoder gets half"
-            )
-        if not 0 <= c.pad_id < min(c.src_vocab_size, c.tgt_vocab_size):
-            raise ValueError(
-                f"pad_id={c.pad_id} must be a token of both vocabularies, "
-                f"{c.src_vocab_size} and {c.tgt_vocab_size}"
-            )
+        if c.bidirectional:  # each direction of the encoder gets half
+            checks.even(d_model=c.d_model)
+        checks.tokens(min(c.src_vocab_size, c.tgt_vocab_size), pad_id=c.pad_id)
         self.config, self.attention, self.n_states = c, attention, cell.n_states
         self.src_embedding = nn.Embedding(c.src_vocab_size, c.d_model, padding_idx=c.pad_id)
         self.tgt_embedding = nn.Embedding(c.tgt_vocab_size, c.d_model, padding_idx=c.pad_id)
@@ -345,7 +333,11 @@ class Seq2Seq(nn.Module):
         self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
     ) -> Seq2SeqState:
         """The decoder's state before its first token. No mask: `pad_id` is padding."""
-        mask = self._checked_mask(src, src_mask)
+        checks.ids(self.config.src_vocab_size, src=src)
+        mask = src != self.config.pad_id if src_mask is None else src_mask
+        checks.mask(src.shape, src_mask=mask)
+        checks.same_device(src=src, src_mask=mask)
+        checks.real_rows(src_mask=mask)
         memory, z = self.encoder(self.dropout(self.src_embedding(src)), mask)
         hidden = rearrange(
             torch.tanh(self.bridge(z)),
@@ -363,11 +355,7 @@ class Seq2Seq(nn.Module):
     ) -> Float[Tensor, "b n v"]:
         """Logits for the token after each of `tgt`, the target shifted right, BOS first."""
         state = self.start(src, src_mask)
-        self._check_ids("tgt", tgt, self.config.tgt_vocab_size)
-        if len(tgt) != len(src):
-            raise ValueError(
-                f"tgt of shape {tuple(tgt.shape)} must have as many rows as src, {len(src)}"
-            )
+        checks.ids(self.config.tgt_vocab_size, rows=src.shape[0], tgt=tgt)
         return self._decode(tgt, state)[0]
 
     def step(
@@ -386,118 +374,71 @@ class Seq2Seq(nn.Module):
         hidden = torch.stack(hx) if self.n_states == 2 else hx[None]
         return self.head(self.dropout(s)), Seq2SeqState(hidden, state.memory, state.mask)
 
-    @staticmethod
-    def _may_look(x: Tensor) -> bool:
-        "Whether asking for a value is free: on a GPU Python would have to wait for it."
-        return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-    def _check_ids(self, name: str, ids: Tensor, vocab_size: int) -> None:
-        if ids.ndim != 2 or ids.numel() == 0 or ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"{name} of shape {tuple(ids.shape)} and {ids.dtype} must hold int32 or "
-                "int64 ids, one row a sequence, with at least one row and one column"
-            )
-        if self._may_look(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
-            raise ValueError(
-                f"{name} holds ids from {ids.min()} to {ids.max()}; its vocabulary has "
-                f"{vocab_size}, from 0 to {vocab_size - 1}"
-            )
-
-    def _checked_mask(self, src: Tensor, mask: Tensor | None) -> Tensor:
-        self._check_ids("src", src, self.config.src_vocab_size)
-        mask = src != self.config.pad_id if mask is None else mask
-        if mask.shape != src.shape or mask.dtype != torch.bool or mask.device != src.device:
-            raise ValueError(
-                f"src_mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; "
-                "it must be boolean, True at real tokens, with src's shape "
-                f"{tuple(src.shape)} and device {src.device}"
-            )
-        if self._may_look(mask) and not mask.any(1).all():
-            row = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(
-                f"row {row} of src has no real token in its mask; drop empty sources first"
-            )
-        return mask
-
 # %% ../nbs/03_seq2seq.ipynb #c671acc1
-def sequence_loss(
-    logits: Float[Tensor, "b n v"], targets: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
+def cross_entropy(
+    logits: Float[Tensor, "b n v"],
+    targets: Int[Tensor, "b n"],
+    mask: Bool[Tensor, "b n"],
+    smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any.
 
-    Targets at padding may be any integer. Raises ValueError for shapes that don't agree.
+    Computed in float32, or float64 if the logits are. Logits and targets at padding may be
+    anything. With `smoothing` the wanted distribution has 1 - `smoothing` on the target, the
+    rest is spread over all tokens whose logit isn't -inf (Szegedy et al. 2016, section 7).
+    Raises ValueError for a `smoothing` outside [0, 1], wrong shapes and dtypes, and on the
+    CPU for a real target outside the vocabulary.
     """
-    if not logits.shape[:-1] == targets.shape == mask.shape:
-        raise ValueError(
-            f"logits {tuple(logits.shape)}, targets {tuple(targets.shape)} and mask "
-            f"{tuple(mask.shape)} must have shapes (b, n, v), (b, n) and (b, n)"
-        )
-    targets = targets.masked_fill(~mask, 0)
-    losses = F.cross_entropy(rearrange(logits, "b n v -> b v n"), targets, reduction="none")
+    checks.within("[0, 1]", smoothing=smoothing)
+    checks.targets(logits, targets, mask)
+    logits = logits.masked_fill(~mask[..., None], 0.0)  # so that NaN there spoils no gradient
+    log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    targets = targets.masked_fill(~mask, 0).long()
+    losses = -log_probs.take_along_dim(targets[..., None], dim=-1)[..., 0]
+    if smoothing:
+        possible = log_probs > -math.inf
+        uniform = -log_probs.masked_fill(~possible, 0.0).sum(-1) / possible.sum(-1)
+        losses = (1 - smoothing) * losses + smoothing * uniform
     return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 # %% ../nbs/03_seq2seq.ipynb #82d1fe80
-def _cycle(batches: Iterable) -> Iterator:
-    "Go through the batches again and again; a pass that gives nothing is an error."
-    while True:
-        empty = True
-        for batch in batches:
-            empty = False
-            yield batch
-        if empty:
+def _stream(batches: Iterable, steps: int) -> Iterator:
+    "Batches numbered from 1 to `steps`, read again when they end; a pass must give some."
+    checks.integers(steps=steps)
+    step = 0
+    while step < steps:
+        before = step
+        for step, batch in zip(range(before + 1, steps + 1), batches):
+            yield step, batch
+        if step == before:
             raise ValueError(
                 "batches gave nothing on a pass; use a list or data.batches(...), "
                 "which can be read again"
             )
 
 # %% ../nbs/03_seq2seq.ipynb #78b86a09
-def fit(
-    model: nn.Module,
-    batches: Iterable,
-    *,
-    steps: int,
-    lr: float = 3e-3,
-    clip: float = 1.0,
-    weight_decay: float = 0.01,
-    seed: int = 0,
-    on_step: Callable[[int], None] | None = None,
+def teacher_forcing(
+    model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3
 ) -> list[float]:
-    """Train with teacher forcing for `steps` updates; give the loss of each, in nats a token.
+    """Train for `steps` updates; give the loss of each, in nats a token.
 
-    `batches` gives `data.Batch`es and is read again when it ends. The learning rate climbs
-    to `lr` over the first tenth of the updates and then falls to zero. `seed` is given to
-    PyTorch's global generator, for dropout; `on_step(n)` is called after update n. Leaves
-    the model in evaluation mode. Raises ValueError for `steps` below 1 or no batches,
-    FloatingPointError for a loss or gradient that is not finite, before it can touch the
-    weights.
+    `batches` gives `data.Batch`es and is read again when it ends. Leaves the model in
+    evaluation mode. Raises ValueError for `steps` below 1 or no batches, FloatingPointError
+    for a loss or gradient that isn't finite.
     """
-    with checks.extra("train"):
-        from tqdm.auto import tqdm
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
-    torch.manual_seed(seed)
-    device, history, stream = next(model.parameters()).device, [], _cycle(batches)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
-    ramp = lambda done: min(1, 10 * (done + 1) / steps, (steps - done) / (0.9 * steps))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, ramp)
-    for step in (bar := tqdm(range(1, steps + 1), leave=False)):
-        batch = next(stream).to(device)
-        model.train()
+    device, losses = next(model.train().parameters()).device, []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step, batch in _stream(batches, steps):
+        batch = batch.to(device)
         logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
-        loss = sequence_loss(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
+        loss = cross_entropy(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()
-        history.append(loss.item())
-        if not math.isfinite(history[-1] + norm):
-            raise FloatingPointError(
-                f"at step {step} the loss is {history[-1]} and its gradient's norm {norm}; "
-                f"lower lr={lr}, or look for NaN in the weights"
-            )
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        losses.append(loss.item())
+        checks.finite(step, losses[-1], norm.item(), lr)
+        share = min(1, 10 * step / steps, (steps + 1 - step) / (0.9 * steps))
+        optimizer.param_groups[0]["lr"] = lr * share
         optimizer.step()
-        schedule.step()
-        bar.set_postfix(loss=f"{history[-1]:.3f}")
-        if on_step is not None:
-            on_step(step)
     model.eval()
-    return history
+    return losses

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'sinusoidal_positions', 'Positions', 'BlockConfig', 'make_norm', 'FeedForward', 'Sublayer',
            'BlockCache', 'Block', 'Stack', 'TransformerConfig', 'Embedding', 'initialise_normal', 'DecoderState',
-           'Decoder', 'Transformer', 'smoothed_cross_entropy']
+           'Decoder', 'Transformer']
 
 # %% ../nbs/06_transformer.ipynb #8cea2d90
 import math
@@ -599,40 +599,3 @@ class Transformer(Pretrained, Generates, nn.Module):
             return src != self.config.pad_id
         checks.mask(src.shape, src_mask=src_mask)
         return src_mask
-
-# %% ../nbs/06_transformer.ipynb #1b054025
-def smoothed_cross_entropy(
-    logits: Float[Tensor, "b n v"],
-    targets: Int[Tensor, "b n"],
-    mask: Bool[Tensor, "b n"],
-    smoothing: float = 0.1,
-) -> Float[Tensor, ""]:
-    """Mean cross-entropy in nats over the real target tokens (mask True); 0 without any.
-
-    The wanted distribution has 1 - `smoothing` on the target and the rest spread over all
-    tokens whose logit isn't -inf; a forbidden target costs infinity. Szegedy et al. 2016,
-    section 7; Vaswani et al. 2017, section 5.4. Raises ValueError for a `smoothing` outside
-    [0, 1], wrong shapes and dtypes.
-    """
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"smoothing={smoothing} must be at least 0 and at most 1")
-    if mask.dtype != torch.bool or targets.is_floating_point():
-        raise ValueError(
-            f"mask is {mask.dtype}, targets is {targets.dtype}; they must be boolean (True at "
-            "real tokens) and token ids"
-        )
-    if logits.ndim != 3 or not logits.shape[:2] == targets.shape == mask.shape:
-        shapes = [tuple(x.shape) for x in (logits, targets, mask)]
-        raise ValueError(
-            "logits, targets and mask must have shapes (b, n, v), (b, n) and (b, n), not "
-            f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
-        )
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    # Zeros at padding, so that NaN there spoils no gradient.
-    logits = logits.masked_fill(~rearrange(mask, "b n -> b n 1"), 0.0)
-    log_probs = logits.log_softmax(-1, dtype=precise)
-    targets = rearrange(targets.masked_fill(~mask, 0).long(), "b n -> b n 1")
-    right, possible = log_probs.gather(-1, targets)[..., 0], log_probs > -math.inf
-    mean = log_probs.masked_fill(~possible, 0.0).sum(-1) / possible.sum(-1)
-    losses = -(1 - smoothing) * right - smoothing * mean
-    return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)

@@ -36,6 +36,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
                         help=f"only these of {', '.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--fast", action="store_true", help="our large layers by fast.cpu, stored under another name")
     parser.add_argument("--quick", action="store_true", help="tiny models, two rounds: does it work?")
     args = parser.parse_args(argv)
     known = sorted({contest.name for contest in CONTESTS})
@@ -94,9 +95,10 @@ def peers(args: argparse.Namespace) -> int:
     "Every contest in every measure."
     device = "cpu" if args.quick else lab.device()
     rounds, kind = (2, "tiny") if args.quick else (args.rounds, device)
-    settings = dict(seed=0, rounds=rounds, compile=not args.no_compile, beam=BEAM, sizes=sizes(kind))
+    settings = dict(seed=0, rounds=rounds, compile=not args.no_compile, beam=BEAM, fast=args.fast, sizes=sizes(kind))
     wanted = {f"{c.name}, {c.peer}: {measure}": (c, measure) for c in CONTESTS for measure in MEASURES}
-    store = Store("bench", "make bench", settings, wanted, args.quick)
+    name, command = ("bench_fast", 'make bench ARGS="--fast"') if args.fast else ("bench", "make bench")
+    store = Store(name, command, settings, wanted, args.quick)
     models = args.models or [contest.name for contest in CONTESTS]
     chosen = {key: (c, m) for key, (c, m) in wanted.items() if c.name in models and m in args.measures}
     bout, at = None, None
@@ -104,7 +106,8 @@ def peers(args: argparse.Namespace) -> int:
         bar.set_description(key)
         if key not in store.rows and at is not contest:
             bout = None  # lets the last one's models go
-            bout, at = Bout(contest, device, tiny=args.quick, compile=settings["compile"], rounds=rounds), contest
+            bout = Bout(contest, device, tiny=args.quick, compile=settings["compile"], rounds=rounds, swap=args.fast)
+            at = contest
         store.add(key, lambda: bout.measure(measure))  # noqa: B023
     print(lab.machine())
     print(table([store.rows[key] for key in chosen if store.rows[key]]))
@@ -124,9 +127,11 @@ def cost(row: dict, side: str) -> str:
 def table(rows: list[dict]) -> str:
     """One line a row; the ratio is peer to us, so above 1 we are faster or smaller.
 
-    The limit is the ratio if all of ours but the products with weights took no time.
+    The limit is the ratio if all of ours but the products with weights took no time; `swapped` counts the layers
+    that `fast.cpu` changed.
     """
     names = ["model", "measure", "size", "ours", "peer", "ratio", "quartiles", "limit", "eager/eager", "difference"]
+    names += ["swapped"]
     lines = [names]
     for row in rows:
         new = f" + {row['new']}" if "new" in row else ""
@@ -136,7 +141,7 @@ def table(rows: list[dict]) -> str:
             f"{row['low']:.2f} to {row['high']:.2f}",
             f"{row['ratio'] / row['products']:.2f}" if "products" in row else "",
             f"{row['alike']['eager']:.2f}" if "eager" in row["alike"] else "",
-            f"{row['difference']:.0e}",
+            f"{row['difference']:.0e}", str(row.get("swapped", "")),
         ])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
@@ -149,6 +154,9 @@ def table(rows: list[dict]) -> str:
 
 def growth(args: argparse.Namespace) -> int:
     "Time and memory of ours against length, batch, depth and tokens made, with the exponents that fit them."
+    if args.fast:
+        print("Growth has no fast side: its matrices are too small for it.")
+        return 0
     device = "cpu" if args.quick else lab.device()
     kind = "tiny" if args.quick else device
     settings = dict(seed=0, sweeps=SWEEPS[kind])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from annotated_nlp import fast
 from annotated_nlp.training import mfu, peak_rate, training_flops
 
 from .peers import Contest
@@ -135,10 +136,15 @@ def products(call: Callable) -> float:
 
 
 class Bout:
-    "One contest on one device: both models with the same weights, and the ways of running them."
+    """One contest on one device: both models with the same weights, and the ways of running them.
 
-    def __init__(self, contest: Contest, device: str, *, tiny: bool, compile: bool, rounds: int, seed: int = 0):
-        torch.manual_seed(seed)
+    The products of both are PyTorch's; with `swap` ours have those of `fast.cpu`.
+    """
+
+    def __init__(
+        self, contest: Contest, device: str, *, tiny: bool, compile: bool, rounds: int, swap: bool = False
+    ):
+        torch.manual_seed(0)
         torch.compiler.reset()  # the last bout's programs, which are kept by the lines that they were made from
         self.contest, self.device, self.rounds = contest, device, rounds
         self.size = contest.sizes["tiny" if tiny else device]
@@ -146,6 +152,7 @@ class Bout:
         self.models = {"ours": ours, "theirs": contest.theirs(ours)}
         for model in self.models.values():
             model.to(device).eval()
+        self.swapped = fast.cpu(ours).changed if swap else None
         self.batch = {name: x.to(device) for name, x in contest.batch(ours, self.size).items()}
         self.modes = ("eager", "compiled") if compile else ("eager",)
         self.optimizers, self._made = {}, {}
@@ -158,7 +165,8 @@ class Bout:
         if rows and not self.contest.generates:
             return None
         result = self._writing(kind, int(rows)) if rows else getattr(self, kind)()
-        return dict(model=self.contest.name, peer=self.contest.peer, measure=name) | result
+        facts = dict(model=self.contest.name, peer=self.contest.peer, measure=name)
+        return facts | ({} if self.swapped is None else dict(swapped=len(self.swapped))) | result
 
     # Measures
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import test_invariants
 import torch
-from annotated_nlp import lab
+from annotated_nlp import fast, lab
 from annotated_nlp.fast import affine
 from benchmarks import __main__ as bench
 from benchmarks import growth, measure, peers
@@ -78,6 +78,27 @@ def test_interrupted_run_goes_on(runs, monkeypatch, capsys):
     bench.main([*args[:-2]])
     assert measured[3:] == ["forward"]
     assert "Not stored" in capsys.readouterr().out
+
+
+def test_fast_side(runs, capsys, monkeypatch):
+    "Only ours is swapped, all of its layers; its outputs are still compared, and it has a file of its own."
+    calls, whole = [], fast.cpu
+    monkeypatch.setattr(fast, "_LARGE", 0)
+    monkeypatch.setattr(fast, "cpu", lambda model: calls.append(model) or whole(model))
+    args = ["--quick", "--no-compile", "--models", "BERT-base", "--measures", "forward", "greedy-1", "training"]
+    monkeypatch.setattr(peers, "CONTESTS", peers.CONTESTS[:1])
+    monkeypatch.setattr(bench, "CONTESTS", peers.CONTESTS)
+    monkeypatch.setattr(bench, "MEASURES", tuple(args[-3:]))
+    bench.main(args)
+    assert not calls and all("swapped" not in row for row in stored(runs)["numbers"]["rows"])
+    bench.main([*args, "--fast"])
+    (ours,) = calls
+    count = sum(type(m) is fast.Linear for m in ours.modules())
+    assert type(ours).__module__ == "annotated_nlp.bert" and count == sum(isinstance(m, nn.Linear) for m in ours.modules())
+    fast_side, plain = (json.loads(file.read_text(encoding="utf-8")) for file in sorted(runs.iterdir()))
+    assert [r["settings"]["fast"] for r in (plain, fast_side)] == [False, True]
+    assert [row["swapped"] for row in fast_side["numbers"]["rows"]] == [count, count]
+    assert bench.main(["growth", "--quick", "--fast"]) == 0 and "too small" in capsys.readouterr().out
 
 
 def test_unknown_names_are_refused(capsys):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import test_invariants
 from messages import says
@@ -196,6 +197,17 @@ def test_samples_are_drawn_anew_and_repeated_by_a_generator():
     assert torch.equal(none.ids, ids) and not none.replaced.any()
 
 
+@pytest.mark.parametrize("chosen", [0, 3])
+def test_replaced_without_looking(chosen):
+    "Tensors without values, as PyTorch's tools trace with: shapes and dtypes come out, and no check asks for a value."
+    with FakeTensorMode():
+        ids, places = torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool)
+        read, replaced = replace_pieces(ids, places, torch.zeros(chosen, 29))
+        hidden = mask_(ids)
+    assert read.shape == hidden.ids.shape == (2, 5) and read.dtype == hidden.ids.dtype == torch.long
+    assert replaced.shape == hidden.chosen.shape == (2, 5) and replaced.dtype == hidden.chosen.dtype == torch.bool
+
+
 # The paper's table, the lecture's example
 
 TEXT = "Thank you for inviting me to your party last week .".split()
@@ -348,6 +360,10 @@ def test_span_noise_of_the_paper():
     assert abs(sum(k * v for k, v in spans.items()) / spans.total() - 77 / 26) < 1e-9 and max(spans) > 8 and spans[1] > spans[2] > spans[4]
 
 
+def test_one_run_for_a_mean_without_end():
+    assert len(runs_(span_noise(60, 0.5, math.inf, generator=torch.Generator().manual_seed(0)))) == 1
+
+
 def test_iid_noise():
     noise = iid_noise(100_000, 0.15, generator=torch.Generator().manual_seed(0))
     assert abs(sum(noise) - 15_000) < 4 * (100_000 * 0.15 * 0.85) ** 0.5
@@ -454,6 +470,11 @@ def drawn(objective="random spans", tokens=range(9), **changes):
     (lambda: masked(candidates=FLAG[:, :4]), ["candidates", "(2, 4)", "(2, 5)"]),
     (lambda: masked(candidates=FLAG[0]), ["candidates", "(5,)", "(2, 5)"]),
     (lambda: masked(IDS.float()), ["ids", "float32"]),
+    (lambda: masked(rate="0.15"), ["rate='0.15'"]),
+    (lambda: masked(mask_id=1.5), ["mask_id=1.5"]),
+    (lambda: masked(FLAG), ["ids", "bool"]),
+    (lambda: masked([[5] * 5] * 2), ["ids", "list"]),
+    (lambda: masked(candidates=[[True] * 5] * 2), ["candidates", "list"]),
     # replacements
     (lambda: replace_pieces(IDS.float(), FLAG, torch.zeros(10, 29)), ["ids", "float32"]),
     *((lambda bad=bad: replace_pieces(IDS, FLAG, torch.full((10, 29), bad)), ["logits", "NaN"]) for bad in (math.nan, math.inf, -math.inf)),
@@ -474,6 +495,13 @@ def drawn(objective="random spans", tokens=range(9), **changes):
     (lambda: iid_noise(9, 1.1), ["rate=1.1"]),
     (lambda: prefix_lm("abc", 4), ["split=4", "3"]),
     (lambda: prefix_lm("", 0), ["tokens"]),
+    (lambda: prefix_lm("abc", 1.5), ["split=1.5"]),
+    (lambda: prefix_lm("abc", -1), ["split=-1"]),
+    (lambda: document_rotation("abc", 1.5), ["start=1.5"]),
+    (lambda: document_rotation("abc", -1), ["start=-1"]),
+    (lambda: span_noise(9, "0.15"), ["rate='0.15'"]),
+    (lambda: span_noise(9, mean_span=math.nan), ["mean_span=nan"]),
+    (lambda: infilling_spans(9, mean_span=math.inf), ["mean_span=inf"]),
     (lambda: bert_style("abc", [True, False, False], "_", {1: "x"}), ["swapped", "1"]),
     (lambda: bert_style("abc", [True, False, False], "_", {5: "x"}), ["swapped", "5"]),
     (lambda: mass_style("abc", [True], "_"), ["noise", "1", "3"]),

@@ -19,7 +19,6 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadMo
 import messages
 import test_invariants
 from parity import DEVICES, GPU, close, lengths
-from annotated_nlp import gpt
 from annotated_nlp.attention import KVCache
 from annotated_nlp.decoding import beam_search, greedy
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification, prefix_mask

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import codespell_lib
@@ -19,7 +20,7 @@ NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)
 
 
 def misspelt(text):
-    done = subprocess.run(["codespell", "--ignore-words-list", KNOWN, "-"], input=text, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "codespell_lib", "--ignore-words-list", KNOWN, "-"], input=text, capture_output=True, text=True)
     return done.stdout
 
 

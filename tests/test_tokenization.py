@@ -6,7 +6,6 @@ import os
 import pickle
 import pydoc_data.topics
 import re
-import runpy
 import subprocess
 import sys
 import unicodedata
@@ -15,12 +14,14 @@ from functools import cache
 from importlib.resources import files
 from math import isclose, log
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from messages import says
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from annotated_nlp import tokenization
 from annotated_nlp.tokenization import (
     BOS,
     BPE,
@@ -306,12 +307,42 @@ def test_unicode_equals_tokenizers(cls, text):
 
 @pytest.mark.parametrize("cls", [BPE, ByteLevelBPE])
 @pytest.mark.parametrize("wrong", [("a", "zz"), "a b", ["a", "b"], ("ab",), ("a", "b", "c"), "ab"])
-def test_merges_that_do_not_belong_to_the_vocabulary(cls, wrong):
+def test_merges_that_do_not_belong_to_the_vocabulary(cls, wrong, unchecked):
     vocab = {piece: i for i, piece in enumerate([*SPECIALS, *BYTE_TO_CHAR.values(), "ab", "abc"])}
     assert cls(vocab, [("a", "b")]).split("ab") == ("ab",)
-    plain = runpy.run_path(tokenization.__file__)[cls.__name__]  # without the tests' type checks
     with pytest.raises(ValueError, match=re.escape(f"merges holds {wrong!r}; each must be")):
-        plain(vocab, [("a", "b"), wrong])
+        cls(vocab, [("a", "b"), wrong])
+
+
+@pytest.mark.parametrize("cls", [BPE, ByteLevelBPE, WordPiece])
+def test_decoding_takes_any_row_of_integers(cls, unchecked):
+    "A list, an iterator, a tensor, an array; nothing else."
+    ours = trained(cls)
+    ids = ours.encode("the class statement")
+    for row in (tuple(ids), iter(ids), torch.tensor(ids), torch.tensor(ids, dtype=torch.int32), np.array(ids)):
+        assert ours.decode(row) == ours.decode(ids) == "the class statement"
+    with pytest.raises(ValueError, match="id 2000 is outside the vocabulary of 2000"):
+        ours.decode(torch.tensor([4, 2000]))
+    for wrong in (7, "the", None, [4.0], [None], torch.tensor([ids, ids]), torch.tensor(ids).float()):
+        with pytest.raises(TypeError, match=says("ids", type(wrong).__name__)):
+            ours.decode(wrong)
+
+
+@pytest.mark.parametrize("cls", [BPE, ByteLevelBPE, WordPiece])
+@pytest.mark.parametrize("wrong", [None, [], ["a", "b"], b"a", 0])
+def test_only_a_string_is_encoded(cls, wrong, unchecked):
+    with pytest.raises(TypeError, match=says("text", type(wrong).__name__, "str")):
+        trained(cls).encode(wrong)
+
+
+@pytest.mark.parametrize("cls", [BPE, ByteLevelBPE])
+def test_the_memo_of_words_has_an_end(cls):
+    ours, free = cls(trained(cls).vocab, trained(cls).merges), trained(cls)
+    ours.memo = 10
+    for line in LINES[:300]:
+        assert ours.encode(line) == free.encode(line)
+        assert len(ours.known) <= 10
+    assert len(free.known) > 100 and cls.memo == 100_000
 
 
 def test_bytes_refuse_only_what_utf8_cannot_write():

@@ -7,7 +7,7 @@ import pytest
 from execnb.nbio import dict2nb
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from tools import chapters, procs, readme, site
+from tools import chapters, format, procs, readme, site
 
 
 @pytest.fixture
@@ -94,6 +94,38 @@ def test_directives_for_nbdev_alone_are_not_shown(book, source):
 def test_cells_that_only_import_are_folded(book, source, folded):
     (cell,) = book("03_page", new_code_cell(source), procs.fold_imports)
     assert cell == ('#| code-fold: true\n#| code-summary: "Imports"\n' if folded else "") + source
+
+
+LOOSE = "#| export\ndef f( x ):\n  return {'a':x,\n  }\n"
+TIDY = '#| export\ndef f(x):\n    return {\n        "a": x,\n    }'
+
+
+def page_of(*cells):
+    return nbformat.writes(new_notebook(cells=list(cells)))
+
+
+def test_exported_cells_are_formatted(tmp_path):
+    "They alone, and nothing else of the page changes; a second time there is nothing left to do."
+    others = new_code_cell("x = {'a':1}"), new_markdown_cell("`f( x )`"), new_code_cell("f( 1 )", outputs=[new_output("stream", text="1")])
+    loose, tidy = tmp_path / "loose.ipynb", tmp_path / "lab" / "tidy.ipynb"
+    tidy.parent.mkdir()
+    loose.write_text(page_of(new_code_cell(LOOSE), *others), encoding="utf-8")
+    tidy.write_text(page_of(new_code_cell(TIDY), *others).replace("\n ", "\n"), encoding="utf-8")
+    before = loose.read_bytes(), tidy.read_bytes()
+    assert format.mend(tmp_path, write=False) == [loose] and (loose.read_bytes(), tidy.read_bytes()) == before
+    assert format.mend(tmp_path) == [loose] and tidy.read_bytes() == before[1]
+    was, now = nbformat.reads(before[0].decode(), as_version=4), nbformat.read(loose, as_version=4)
+    assert now.cells[0].source == TIDY and now.cells[1:] == was.cells[1:] and now.metadata == was.metadata
+    assert format.mend(tmp_path) == []
+
+
+def test_what_ruff_cannot_read_stays(tmp_path):
+    page = tmp_path / "page.ipynb"
+    page.write_text(page_of(new_code_cell(LOOSE), new_code_cell("#| export\ndef f(:")), encoding="utf-8")
+    before = page.read_bytes()
+    with pytest.raises(SyntaxError, match=r"page [0-9a-f]+\.py:2"):
+        format.mend(tmp_path)
+    assert page.read_bytes() == before
 
 
 def made_site(folder, **pages):

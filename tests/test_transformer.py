@@ -25,6 +25,7 @@ from transformers.models.vit.modeling_vit import ViTLayer
 from messages import says
 from annotated_nlp.attention import added, attention_maps, record
 from annotated_nlp.decoding import State, beam_search, greedy, sample
+from annotated_nlp.seq2seq import cross_entropy
 from annotated_nlp.transformer import (
     Block,
     BlockConfig,
@@ -36,7 +37,6 @@ from annotated_nlp.transformer import (
     DecoderState,
     initialise_normal,
     sinusoidal_positions,
-    smoothed_cross_entropy,
 )
 
 BOS, EOS = 2, 3
@@ -268,7 +268,7 @@ def test_transformer_as_pytorchs(norm_first, activation, padded, shared):
     found, wanted = ours(src, tgt[:, :-1], mask), theirs(src, tgt[:, :-1], mask, causal=True)
     close(found, wanted, "logits")
     close(ours(src, tgt[:, :-1]), wanted, "mask from pad_id")
-    losses = [smoothed_cross_entropy(found, tgt[:, 1:], here[:, 1:], 0.1), F.cross_entropy(wanted[here[:, 1:]], tgt[:, 1:][here[:, 1:]], label_smoothing=0.1)]
+    losses = [cross_entropy(found, tgt[:, 1:], here[:, 1:], 0.1), F.cross_entropy(wanted[here[:, 1:]], tgt[:, 1:][here[:, 1:]], label_smoothing=0.1)]
     close(*losses, "loss")
     for loss in losses:
         (100 * loss).backward()  # the mean over tokens is small; the tolerance is not
@@ -556,28 +556,29 @@ def test_maps_of_every_attention():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_smoothing_as_pytorchs(smoothing, dtype):
     logits, targets, mask = (5 * torch.randn(4, 6, 11, dtype=dtype)).requires_grad_(), torch.randint(11, (4, 6)), torch.rand(4, 6) > 0.3
-    found, wanted = smoothed_cross_entropy(logits, targets, mask, smoothing), F.cross_entropy(logits[mask], targets[mask], label_smoothing=smoothing)
+    found, wanted = cross_entropy(logits, targets, mask, smoothing), F.cross_entropy(logits[mask], targets[mask], label_smoothing=smoothing)
     assert found.dtype == dtype
     tolerance = dict(atol=1e-12 if dtype == torch.float64 else 1e-5, rtol=1e-12 if dtype == torch.float64 else 1e-5)
     assert_close(found, wanted, **tolerance)
     assert_close(*(torch.autograd.grad(24 * loss, logits)[0] for loss in (found, wanted)), **tolerance)
 
 
-def test_smoothing_of_a_tenth_is_the_default():
+def test_no_smoothing_is_the_default():
     logits, targets, mask = torch.randn(2, 3, 5), torch.randint(5, (2, 3)), torch.ones(2, 3, dtype=torch.bool)
-    assert torch.equal(smoothed_cross_entropy(logits, targets, mask), smoothed_cross_entropy(logits, targets, mask, 0.1))
+    assert torch.equal(cross_entropy(logits, targets, mask), cross_entropy(logits, targets, mask, 0.0))
+    assert cross_entropy(logits, targets, mask) != cross_entropy(logits, targets, mask, 0.1)
 
 
 def test_smoothing_by_finite_differences():
     logits, targets, mask = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randint(5, (2, 3)), lengths(3, 1)
-    assert torch.autograd.gradcheck(lambda logits: smoothed_cross_entropy(logits, targets, mask, 0.3), logits)
+    assert torch.autograd.gradcheck(lambda logits: cross_entropy(logits, targets, mask, 0.3), logits)
 
 
 def test_smoothing_in_bfloat16():
     "Computed in float32: as if the logits had been upcast."
     logits, targets, mask = (5 * torch.randn(4, 6, 500)).bfloat16().requires_grad_(), torch.randint(500, (4, 6)), lengths(6, 3, 2, 1)
     precise = logits.detach().float().requires_grad_()
-    found, wanted = (smoothed_cross_entropy(x, targets, mask, 0.1) for x in (logits, precise))
+    found, wanted = (cross_entropy(x, targets, mask, 0.1) for x in (logits, precise))
     assert found.dtype == torch.float32 and torch.equal(found, wanted)
     (found + wanted).backward()
     assert logits.grad.dtype == torch.bfloat16
@@ -589,15 +590,15 @@ def test_smoothing_does_not_depend_on_a_shift():
     logits = torch.randint(-40, 40, (4, 6, 11)) / 8  # exact after the shift too
     targets, mask = logits.argmax(-1), torch.ones(4, 6, dtype=torch.bool)
     for smoothing in (0.0, 0.1):
-        wanted = smoothed_cross_entropy(logits, targets, mask, smoothing)
-        assert_close(smoothed_cross_entropy(logits + 16384, targets, mask, smoothing), wanted, atol=1e-5, rtol=1e-5)
+        wanted = cross_entropy(logits, targets, mask, smoothing)
+        assert_close(cross_entropy(logits + 16384, targets, mask, smoothing), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 def test_one_class(smoothing):
     "Nothing to be wrong about."
     logits = (100 * torch.randn(2, 3, 1)).requires_grad_()
-    loss = smoothed_cross_entropy(logits, torch.zeros(2, 3, dtype=torch.long), lengths(3, 1), smoothing)
+    loss = cross_entropy(logits, torch.zeros(2, 3, dtype=torch.long), lengths(3, 1), smoothing)
     gradient, = torch.autograd.grad(loss, logits)
     assert loss == 0 and gradient.abs().max() == 0
 
@@ -610,19 +611,19 @@ def test_impossible_classes(left, smoothing):
     places = torch.rand(4, 6, 11).argsort(-1)[..., :left].sort(-1).values
     logits = torch.full((4, 6, 11), -math.inf).scatter(-1, places, few)
     among, mask = torch.randint(left, (4, 6)), lengths(6, 4, 1, 2)
-    found = smoothed_cross_entropy(logits, places.take_along_dim(among[..., None], -1)[..., 0], mask, smoothing)
+    found = cross_entropy(logits, places.take_along_dim(among[..., None], -1)[..., 0], mask, smoothing)
     gradient, theirs = torch.autograd.grad(found, [few], retain_graph=True), torch.autograd.grad(F.cross_entropy(few[mask], among[mask], label_smoothing=smoothing), [few])
     assert_close(found, F.cross_entropy(few[mask], among[mask], label_smoothing=smoothing), atol=1e-5, rtol=1e-5)
     assert_close(gradient, theirs, atol=1e-6, rtol=1e-5)
     whole = logits.detach().requires_grad_()
-    smoothed_cross_entropy(whole, places.take_along_dim(among[..., None], -1)[..., 0], mask, smoothing).backward()
+    cross_entropy(whole, places.take_along_dim(among[..., None], -1)[..., 0], mask, smoothing).backward()
     assert whole.grad.isfinite().all() and whole.grad[whole == -math.inf].abs().sum() == 0
 
 
 @pytest.mark.parametrize("filling", [0.0, math.nan, math.inf, -math.inf])
 def test_only_padding(filling):
     logits = torch.full((2, 3, 5), filling, requires_grad=True)
-    loss = smoothed_cross_entropy(logits, torch.full((2, 3), -100), torch.zeros(2, 3, dtype=torch.bool))
+    loss = cross_entropy(logits, torch.full((2, 3), -100), torch.zeros(2, 3, dtype=torch.bool))
     loss.backward()
     assert loss == 0 and torch.equal(logits.grad, torch.zeros(2, 3, 5))
 
@@ -633,7 +634,7 @@ def test_junk_at_padding(value, target, smoothing, seed):
     torch.manual_seed(seed)
     logits, targets, mask = torch.randn(3, 4, 7), torch.randint(7, (3, 4)), torch.rand(3, 4) > 0.5
     clean, dirty = logits.clone().requires_grad_(), logits.masked_fill(~mask[..., None], value).requires_grad_()
-    losses = smoothed_cross_entropy(clean, targets, mask, smoothing), smoothed_cross_entropy(dirty, targets.masked_fill(~mask, target), mask, smoothing)
+    losses = cross_entropy(clean, targets, mask, smoothing), cross_entropy(dirty, targets.masked_fill(~mask, target), mask, smoothing)
     assert torch.equal(*losses) and losses[0].isfinite()
     for loss in losses:
         loss.backward()
@@ -643,7 +644,7 @@ def test_junk_at_padding(value, target, smoothing, seed):
 @pytest.mark.parametrize("target", [-100, -1, 7])
 def test_a_real_target_outside_the_vocabulary_is_no_padding(target, unchecked):
     with pytest.raises((ValueError, IndexError, RuntimeError)):
-        smoothed_cross_entropy(torch.randn(1, 2, 7), torch.tensor([[3, target]]), torch.ones(1, 2, dtype=torch.bool))
+        cross_entropy(torch.randn(1, 2, 7), torch.tensor([[3, target]]), torch.ones(1, 2, dtype=torch.bool))
 
 
 # Decoding with a cache
@@ -862,7 +863,7 @@ def test_checkpointing_changes_memory_alone():
     found, kept = [], []
     for stack.checkpoint in (False, True):
         held = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: held.append(t.numel()) or t, lambda t: t):
             torch.manual_seed(0)
             output = stack(x)
         kept.append(sum(held))
@@ -992,7 +993,7 @@ def blocks(**settings):
 
 
 def loss(logits=(2, 3, 7), targets=(2, 3), mask=(2, 3), smoothing=0.1, mask_type=torch.bool, target_type=torch.long):
-    return smoothed_cross_entropy(torch.zeros(logits), torch.zeros(targets, dtype=target_type), torch.ones(mask, dtype=mask_type), smoothing)
+    return cross_entropy(torch.zeros(logits), torch.zeros(targets, dtype=target_type), torch.ones(mask, dtype=mask_type), smoothing)
 
 
 @pytest.mark.parametrize("call,words", [

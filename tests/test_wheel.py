@@ -37,7 +37,8 @@ def deptry(folder, *roots, unseen: set[str], extras=("train", "book")) -> list[s
     needs = [need for extra in extras for need in NEEDS[f"{extra}_requirements"]]
     (folder / "requirements.txt").write_text("\n".join(map(str, NEEDS["requirements"] + needs)), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "deptry", *roots, "--config", folder / "pyproject.toml", "--known-first-party", "annotated_nlp",
+        [sys.executable, "-m", "deptry", *roots, "--config", folder / "pyproject.toml", "--exclude", "nothing",
+         *(word for name in ("annotated_nlp", "benchmarks", "tools") for word in ("--known-first-party", name)),
          "--requirements-files", folder / "requirements.txt", "--json-output", folder / "found.json",
          "--per-rule-ignores", "DEP002=" + "|".join(sorted(unseen))],
         cwd=ROOT, capture_output=True, text=True)
@@ -60,6 +61,13 @@ def test_requirements_are_what_the_modules_import(tmp_path):
 def test_the_book_needs_what_its_pages_import(tmp_path):
     wrong = deptry(tmp_path, "annotated_nlp", "nbs", unseen=BY_NAME)
     assert [line for line in wrong if "a_package_that_nobody_has" not in line] == []
+
+
+def test_tests_and_tools_need_what_they_import(tmp_path):
+    "Except timm, with which benchmarks compare where a GPU machine has it."
+    every = {need.name for needs in NEEDS.values() for need in needs}  # many are programs, or plugins of pytest
+    wrong = deptry(tmp_path, "benchmarks", "tests", "tools", unseen=every, extras=("train", "book", "site", "dev"))
+    assert [line for line in wrong if "'timm'" not in line] == []
 
 
 def test_a_wrong_requirement_would_be_found(tmp_path):
@@ -141,7 +149,7 @@ said = {name: refused(importlib.import_module, f"annotated_nlp.{name}") for name
 said["patch_viewer"] = refused(patch_viewer, looks, torch.zeros(1, 4, 4), 2)
 print(json.dumps(said))
 """
-SERVED = {"training": "train", "plots": "book", "patch_viewer": "book"}  # by which extra
+SERVED = {"training": "train", "finetuning": "train", "plots": "book", "patch_viewer": "book"}  # by which extra
 
 
 @pytest.mark.wheel

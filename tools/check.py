@@ -11,10 +11,11 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters, readme
+from . import chapters, format, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
+FORMATTED = False  # True as soon as one commit has formatted every notebook (python -m tools.format)
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
@@ -24,7 +25,9 @@ def _generated(root: Path) -> dict[Path, bytes]:
 
 
 def mend() -> None:
-    "Export the package, clean the notebooks, write the README and the API page."
+    "Format and export the package, clean the notebooks, write the README and the API page."
+    if FORMATTED:
+        format.mend()
     nbdev_clean()
     nbdev_export()
     readme.write()

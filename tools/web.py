@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 CACHE = Path(__file__).resolve().parent.parent / ".venv" / "npm"
@@ -50,11 +51,6 @@ def npm_package(name: str, version: str) -> Path:
         with tarfile.open(CACHE / packed) as tar:
             tar.extractall(folder, filter="data")
     return folder / "package"
-
-
-def axe() -> Path:
-    "The script of axe-core, the accessibility checker."
-    return npm_package("axe-core", "4.14.1") / "axe.min.js"
 
 
 def _fulfil(route) -> None:
@@ -120,7 +116,6 @@ def shift(page) -> float:
 def violations(page) -> list[dict]:
     "What axe finds, over all of its rules; the page is of no further use afterwards."
     page.evaluate(_THIN)
-    page.add_script_tag(path=axe())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    found = Axe().run(page).response
     assert len(found["passes"]) > 10
     return found["violations"]
