@@ -45,7 +45,7 @@ from annotated_nlp.electra import (
 )
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification
 from annotated_nlp.t5 import T5, T5Config, larger_steps, relative_buckets
-from annotated_nlp.transformer import Positions, smoothed_cross_entropy
+from annotated_nlp.transformer import Positions
 from annotated_nlp.vit import (
     ConvNet,
     DeiT,
@@ -240,7 +240,7 @@ def pair():
 def sequence(model, src, tgt, mask):
     "Teacher forcing, as both translators are trained."
     output, right = model(src, tgt[:, :-1], mask), tgt[:, 1:]
-    return seq2seq.sequence_loss(output, right, right > 4), smoothed_cross_entropy(output, right, right > 4)
+    return [seq2seq.cross_entropy(output, right, right > 4, smoothing) for smoothing in (0.0, 0.1)]
 
 
 def electra(pair, ids, segments, mask):
@@ -518,37 +518,52 @@ def accelerate_on(monkeypatch):
 
 def loss_of(model, batch):
     output, right, mask = model(batch.src, batch.tgt[:, :-1], batch.src_mask), batch.tgt[:, 1:], batch.tgt_mask[:, 1:]
-    return seq2seq.sequence_loss(output, right, mask), mask.sum()
+    return seq2seq.cross_entropy(output, right, mask), mask.sum()
 
 
-def trained(fit, device):
-    "Weights and losses after three updates of two batches."
+UPDATES = dict(loss=loss_of, steps=3, accumulate=2, clip=0.5)
+
+
+def in_one_run(model, batches, folder):
+    return training.fit(model, batches, **UPDATES).loss
+
+
+def in_two_runs(model, batches, folder):
+    "The second goes on from the first one's checkpoint: weights and moments return to the device."
+
+    def interrupt(model):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.fit(model, batches, **UPDATES, folder=folder, save_every=1, evaluate=interrupt, evaluate_every=2)
+    assert any(folder.iterdir())
+    return training.fit(model, batches, **UPDATES, folder=folder).loss
+
+
+def by_hand(model, batches, folder):
+    return seq2seq.teacher_forcing(model, batches, steps=3)
+
+
+def trained(fit, device, folder):
+    "Losses and weights after three updates, and what the host waited for."
     torch.manual_seed(0)
     model = made(MODELS[0], "cpu", dropout=0.1).to(device, torch.float64)
     batches = [Batch(**x, tgt_mask=x["tgt"] > 5) for x in (inputs(MODELS[0], "cpu") for _ in range(6))]
     with waiting() as waits:
-        losses = fit(model, batches)
+        losses = fit(model, batches, folder)
     assert {p.device.type for p in model.parameters()} == {device}
     return [torch.tensor(losses), *(p.detach().cpu() for p in model.parameters())], waits
 
 
-@pytest.mark.parametrize(
-    "fit",
-    [
-        lambda model, batches: training.fit(model, batches, loss_of, steps=3, accumulate=2, clip=0.5).loss,
-        lambda model, batches: seq2seq.fit(model, batches, steps=3, clip=0.5),
-    ],
-    ids=["training", "seq2seq"],
-)
-def test_fit(fit, accelerate_on):
+@pytest.mark.parametrize("fit", [in_one_run, in_two_runs, by_hand])
+def test_fit(fit, accelerate_on, tmp_path):
     "The same weights. What the host waits for stands in the loop (batches, the loss, the norm), not in model or loss."
     accelerate_on("card:0")
-    found, waits = trained(fit, "card")
+    found, waits = trained(fit, "card", tmp_path / "card")
     accelerate_on("cpu")
-    wanted, _ = trained(fit, "cpu")
-    same(found, wanted)
-    lines = {line.partition(":")[0] for _, line in waits}
-    assert lines <= {"training.py", "seq2seq.py", "data.py", "elsewhere"}, waits
+    same(found, trained(fit, "cpu", tmp_path / "cpu")[0])
+    modules = {line.partition(":")[0] for _, line in waits}
+    assert modules <= {"training.py", "data.py", "elsewhere"} | ({"seq2seq.py"} if fit is by_hand else set()), waits
 
 
 @pytest.mark.parametrize("case", [case for case in MODELS if hasattr(case.build(), "save_pretrained")], ids=lambda case: case.name)
@@ -558,4 +573,7 @@ def test_saved_on_one_device_and_loaded_on_the_other(case, tmp_path):
     model.to("card").save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     same([*loaded.parameters()], wanted)
+    straight = type(model).from_pretrained(tmp_path, device="card", dtype="float64")
+    assert {p.device.type for p in straight.parameters()} == {"card"}
+    same([p.cpu() for p in straight.parameters()], [p.double() for p in wanted])
     same([p.cpu() for p in loaded.to("card").parameters()], wanted)
