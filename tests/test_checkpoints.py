@@ -175,7 +175,7 @@ def test_old_buffers_and_bare_trunk(gpt2):
 def test_head_of_a_larger_model_is_left_out(bert):
     "A trunk, and one of two heads, from a file that has more; a pooler that isn't needed."
     whole = BertForPreTraining.from_pretrained(bert)
-    assert equal(Bert.from_pretrained(bert), whole.bert)
+    assert equal(Bert.from_pretrained(bert), whole.trunk)
     assert equal(BertForMaskedLM.from_pretrained(bert).mlm, whole.mlm)
 
 
@@ -280,23 +280,23 @@ def test_fresh_head(bert):
         assert not model.training and model.classifier.weight.shape == (5, 24)
         assert (model.classifier.bias == 0).all() and 0.01 < model.classifier.weight.std() < 0.03
         trunk.pooler = None
-        assert equal(model.bert, trunk)
+        assert equal(model.trunk, trunk)
 
 
 def test_fresh_part_may_be_deep_and_in_the_file(bert):
     "A module within a module, of another shape or not, starts at random though the file has it."
     expected = BertForSequenceClassification.from_pretrained(bert, fresh="classifier")
-    model = BertForSequenceClassification.from_pretrained(bert, fresh=["bert.pooler", "classifier", "bert.stack.blocks.1"])
-    assert not torch.equal(model.bert.pooler.dense.weight, expected.bert.pooler.dense.weight)
-    norm = model.bert.stack.blocks[1].attention.norm
+    model = BertForSequenceClassification.from_pretrained(bert, fresh=["trunk.pooler", "classifier", "trunk.stack.blocks.1"])
+    assert not torch.equal(model.trunk.pooler.dense.weight, expected.trunk.pooler.dense.weight)
+    norm = model.trunk.stack.blocks[1].attention.norm
     assert (norm.weight == 1).all() and (norm.bias == 0).all()
-    assert equal(model.bert.stack.blocks[0], expected.bert.stack.blocks[0])
+    assert equal(model.trunk.stack.blocks[0], expected.trunk.stack.blocks[0])
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
 
 
 def test_fresh_part_that_is_none(bert):
-    for fresh in ("head", "", ["classifier", "bert.poole"]):
-        with pytest.raises(ValueError, match="is no module of BertForSequenceClassification; it has bert, classifier, dropout"):
+    for fresh in ("head", "", ["classifier", "trunk.poole"]):
+        with pytest.raises(ValueError, match="is no module of BertForSequenceClassification; it has classifier, dropout, trunk"):
             BertForSequenceClassification.from_pretrained(bert, fresh=fresh)
 
 
@@ -749,7 +749,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
 def test_saving_over_the_file_that_was_read(ours):
     model = GPT.from_pretrained(ours)
     with torch.no_grad():
-        model.tokens.weight += 1
+        model.embedding.tokens.weight += 1
     before = copy.deepcopy(model)
     model.save_pretrained(ours)
     assert equal(model, before) and equal(GPT.from_pretrained(ours), before)
@@ -819,12 +819,12 @@ def test_default_dtype(ours):
         model = GPT.from_pretrained(ours)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert model.tokens.weight.dtype == torch.float64 and equal(model.float(), GPT.from_pretrained(ours))
+    assert model.embedding.tokens.weight.dtype == torch.float64 and equal(model.float(), GPT.from_pretrained(ours))
 
 
 def test_weights_that_are_not_contiguous(tmp_path):
     model, = models(1)
-    model.tokens.weight = torch.nn.Parameter(model.tokens.weight.detach().T.contiguous().T)
+    model.embedding.tokens.weight = torch.nn.Parameter(model.embedding.tokens.weight.detach().T.contiguous().T)
     model.stack.blocks[0].attention.layer.query_key_value.weight.data = torch.randn(24, 144)[:, ::2].T
     model.save_pretrained(tmp_path)
     assert equal(GPT.from_pretrained(tmp_path), model)
