@@ -1,7 +1,7 @@
 """The package as others get it: a wheel, installed where nothing of the repository is.
 
-`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`: a chapter with the solutions of
-its exercises behind it, in their smaller sizes.
+`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`: a chapter with the
+solutions of its exercises behind it, in their smaller sizes.
 """
 
 import os

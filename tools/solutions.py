@@ -1,7 +1,7 @@
 """The folded solutions of a chapter's exercises, run: `python -m tools.solutions [--quick] [05_attention ...]`.
 
-They run after the chapter, in its namespace and in order, as for a reader who pastes them in at the end of the page. One
-that trains begins with a line that names its sizes, and smaller ones with which `--quick` and `tools.away` run it:
+They run behind the chapter, in its namespace and in order, as for a reader who pastes them in at the end of the page.
+One that trains begins with a line that names its sizes, and smaller ones with which `--quick` and `tools.away` run it:
 
     steps, seeds = 300, 3  # smaller: 5, 1
 """
@@ -14,6 +14,7 @@ import time
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 from .chapters import NBS
 
@@ -42,7 +43,7 @@ def quick(code: str) -> str:
     "The code with its smaller sizes, if it names any. ValueError if the line that names them is not of the form above."
     lines = SIZES.findall(code)
     if len(lines) != code.count("# smaller") or len(lines) > 1 or not all(map(fits, lines)):
-        raise ValueError(f"give the sizes in one line, such as `steps, seeds = 300, 3  # smaller: 5, 1`, not so:\n{code}")
+        raise ValueError(f"give sizes in one line, such as `steps, seeds = 300, 3  # smaller: 5, 1`, not so:\n{code}")
     return SIZES.sub(r"\1 = \3", code)
 
 
@@ -65,29 +66,29 @@ def append(nb, smaller: bool = True) -> list:
 
 
 def run(name: str, smaller: bool) -> tuple[float, int]:
-    "Run a chapter and its solutions, print what each shows and takes; give the solutions' seconds and the failures."
+    "Run a chapter and its solutions, print what these show and take; give their seconds together and how many failed."
     nb = nbformat.read(NBS / f"{name}.ipynb", as_version=4)
-    page = [cell for cell in nb.cells if cell.cell_type == "code"]
-    solved = append(nb, smaller)
+    page, total, failed = len(nb.cells), 0.0, 0
+    append(nb, smaller)
     client = NotebookClient(nb, timeout=None, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
                             resources={"metadata": {"path": str(NBS)}})
-    total, failures = 0.0, 0
     with client.setup_kernel():
-        for cell in page:
-            client.execute_cell(cell, nb.cells.index(cell))
-        for cell in solved:
+        for i, cell in enumerate(nb.cells):
             started = time.perf_counter()
             try:
-                client.execute_cell(cell, nb.cells.index(cell))
-            except Exception as error:
-                failures += 1
+                client.execute_cell(cell, i)
+            except CellExecutionError as error:
+                if i < page:
+                    raise
                 print(error)
-            for output in cell.outputs:
-                print(output.get("text") or output.get("data", {}).get("text/plain", ""), end="\n")
-            seconds = time.perf_counter() - started
-            total += seconds
-            print(f"{name}, {cell.source.splitlines()[0].removeprefix('# Solution of ')}: {seconds:.1f} s", flush=True)
-    return total, failures
+                failed += 1
+            if i >= page:
+                seconds = time.perf_counter() - started
+                total += seconds
+                shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+                title = cell.source.splitlines()[0].removeprefix("# Solution of ")
+                print(f"{name}, {title}: {seconds:.1f} s", *shown, sep="\n", flush=True)
+    return total, failed
 
 
 def main() -> int:
