@@ -61,8 +61,7 @@ class ViTConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.integers(image_size=self.image_size, patch_size=self.patch_size, n_channels=self.n_channels)
-        checks.integers(n_classes=self.n_classes, n_layers=self.n_layers)
+        checks.sizes(self, "image_size patch_size n_channels n_classes n_layers")
         sizes = dict(image_size=self.image_size, patch_size=self.patch_size)
         checks.divides("patch_size", "image_size", "an image is cut into whole patches, so change one", **sizes)
 
