@@ -17,7 +17,8 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from numbers import Real
 from typing import Any, NamedTuple
@@ -44,6 +45,12 @@ from annotated_nlp.data import (
     python_prose,
 )
 from .decoding import greedy
+from annotated_nlp.electra import (
+    Electra,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+)
 from .seq2seq import cross_entropy
 from .tokenization import BOS, EOS, WordPiece, train_tokenizer
 from .transformer import initialise_normal
@@ -611,6 +618,26 @@ class Exam:
         labels = {piece: i for i, piece in enumerate(followers)}
         self.places = {split: next_pieces(rows[split], labels, probe_rows) for split in ("train", "test")}
 
+    @classmethod
+    def for_electra(
+        cls, config: ElectraConfig, settings: Any, reader: Reader, corpus: Iterable[str], rows: dict[str, Sequence]
+    ) -> "Exam":
+        """Both tasks on Python's documentation and the probe, for encoders pretrained on `corpus`.
+
+        `settings` are a laboratory page's: `n_names`, `train_rows`, `test_rows`, `std`, `probe_classes`,
+        `probe_rows`, `tune_epochs`, `tune_lr` and `tune_batch_size`.
+        """
+        tasks = documentation_tasks(
+            reader, corpus, n_names=settings.n_names, train_rows=settings.train_rows, test_rows=settings.test_rows
+        )
+        heads = {"sentence": ElectraForSequenceClassification, "tagging": ElectraForTokenClassification}
+        models = {name: partial(head, replace(config, n_classes=len(tasks[name].labels))) for name, head in heads.items()}
+        return cls(
+            tasks, models | {"probe": partial(Electra, config)}, reader, rows, std=settings.std,
+            probe_classes=settings.probe_classes, probe_rows=settings.probe_rows, epochs=settings.tune_epochs,
+            lr=settings.tune_lr, batch_size=settings.tune_batch_size,
+        )
+
     def rules(self) -> dict[str, dict[str, float]]:
         """What rules without a network reach."""
         found = {name: {rule: _own(score(task, answers)) for rule, answers in task.rules.items()}
@@ -634,8 +661,7 @@ class Exam:
         model = self.models[name]()
         initialise_normal(model, self.std)
         if weights is not None:
-            encoder = next((getattr(model, part) for part in ("electra", "bert") if hasattr(model, part)), model)
-            encoder.load_state_dict(weights)
+            getattr(model, "trunk", model).load_state_dict(weights)
         if name == "probe":
             model.to(lab.device()).eval()
             states = lambda ids, mask: model(ids.to(lab.device()), mask=mask.to(lab.device()))  # noqa: E731

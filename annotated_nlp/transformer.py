@@ -112,7 +112,7 @@ class BlockConfig:
     eps: float = 1e-5
 
     def __post_init__(self):
-        checks.integers(d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff)
+        checks.sizes(self, "d_model n_heads d_ff")
         checks.integers(d_head=1 if self.d_head is None else self.d_head)
         checks.one_of(("layer", "rms"), norm=self.norm)
         checks.one_of(ACTIVATIONS, activation=self.activation)
@@ -316,15 +316,13 @@ class TransformerConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = self.src_vocab_size, self.tgt_vocab_size
-        checks.integers(n_layers=self.n_layers, max_len=self.max_len)
-        checks.integers(src_vocab_size=sizes[0], tgt_vocab_size=sizes[1])
-        checks.tokens(min(sizes), pad_id=self.pad_id)
-        checks.tokens(sizes[1], bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.sizes(self, "src_vocab_size tgt_vocab_size n_layers max_len")
+        smaller = min(self.src_vocab_size, self.tgt_vocab_size)
+        checks.tokens(smaller, pad_id=self.pad_id)
+        checks.tokens(self.tgt_vocab_size, bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.flags(shared_vocab=self.shared_vocab)
         if self.shared_vocab:
-            checks.equal(
-                "shared_vocab=True has one embedding for both", "vocab_size", source=sizes[0], target=sizes[1]
-            )
+            checks.one_vocabulary(self.src_vocab_size, self.tgt_vocab_size)
 
     @classmethod
     def base(cls, vocab_size: int = 37_000, **changes) -> "TransformerConfig":
@@ -469,6 +467,7 @@ class Decoder(nn.Module):
         self, ids: Int[Tensor, "b n"], state: DecoderState
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
         """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
+        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         start, stop, first, mask = state.length, state.length + ids.shape[1], state.length, None
         if state.padding is not None:
             first = start - state.padding
@@ -488,9 +487,7 @@ class Decoder(nn.Module):
         Writes into the state's caches: use each state once, or reorder it for a copy.
         """
         checks.step_ids(state.caches[0].own.k.shape[0], ids)
-        ids = rearrange(ids, "b -> b 1")
-        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
-        x, state = self.read(ids, state)
+        x, state = self.read(rearrange(ids, "b -> b 1"), state)
         return self.logits(x[:, 0]), state
 
 # %% ../nbs/06_transformer.ipynb #a9930194

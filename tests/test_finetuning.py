@@ -386,10 +386,10 @@ def test_an_exam_starts_from_the_weights_that_it_is_given():
 
     tasks = {name: TASKS[kind]._replace(rules={}) for name, kind in (("sentence", "class"), ("tagging", "tags"))}
     rows = {split: [READER.row(text) for text in TEXTS * 6] for split in ("train", "test")}
-    exam = ft.Exam(tasks, {"sentence": make("class"), "tagging": make("tags"), "probe": lambda: small("class").bert}, READER, rows,
+    exam = ft.Exam(tasks, {"sentence": make("class"), "tagging": make("tags"), "probe": lambda: small("class").trunk}, READER, rows,
                    std=0.1, probe_classes=2, probe_rows=40, epochs=6, batch_size=4, lr=5e-3)
     assert exam.score("sentence", 0) == exam.score("sentence", 0) == 1 == exam.score("tagging", 1)
-    ready = small("class").bert
+    ready = small("class").trunk
     for parameter in ready.parameters():
         nn.init.zeros_(parameter)
     blind = exam.score("probe", 0, ready.state_dict())
