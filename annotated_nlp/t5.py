@@ -103,8 +103,7 @@ class T5Config(BlockConfig):
         if self.n_decoder_layers is None:
             object.__setattr__(self, "n_decoder_layers", self.n_layers)  # the dataclass is frozen
         super().__post_init__()
-        checks.integers(vocab_size=self.vocab_size, n_layers=self.n_layers)
-        checks.integers(n_decoder_layers=self.n_decoder_layers)
+        checks.sizes(self, "vocab_size n_layers n_decoder_layers")
         checks.integers(4, n_buckets=self.n_buckets)
         # Half of the buckets are for one distance each, so the largest must be above.
         checks.integers(self.n_buckets // 2 + 1, max_distance=self.max_distance)

@@ -112,7 +112,7 @@ class BlockConfig:
     eps: float = 1e-5
 
     def __post_init__(self):
-        checks.integers(d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff)
+        checks.sizes(self, "d_model n_heads d_ff")
         checks.integers(d_head=1 if self.d_head is None else self.d_head)
         checks.one_of(("layer", "rms"), norm=self.norm)
         checks.one_of(ACTIVATIONS, activation=self.activation)
@@ -316,15 +316,13 @@ class TransformerConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = self.src_vocab_size, self.tgt_vocab_size
-        checks.integers(n_layers=self.n_layers, max_len=self.max_len)
-        checks.integers(src_vocab_size=sizes[0], tgt_vocab_size=sizes[1])
-        checks.tokens(min(sizes), pad_id=self.pad_id)
-        checks.tokens(sizes[1], bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.sizes(self, "src_vocab_size tgt_vocab_size n_layers max_len")
+        smaller = min(self.src_vocab_size, self.tgt_vocab_size)
+        checks.tokens(smaller, pad_id=self.pad_id)
+        checks.tokens(self.tgt_vocab_size, bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.flags(shared_vocab=self.shared_vocab)
         if self.shared_vocab:
-            checks.equal(
-                "shared_vocab=True has one embedding for both", "vocab_size", source=sizes[0], target=sizes[1]
-            )
+            checks.one_vocabulary(self.src_vocab_size, self.tgt_vocab_size)
 
     @classmethod
     def base(cls, vocab_size: int = 37_000, **changes) -> "TransformerConfig":
@@ -469,6 +467,7 @@ class Decoder(nn.Module):
         self, ids: Int[Tensor, "b n"], state: DecoderState
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
         """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
+        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         start, stop, first, mask = state.length, state.length + ids.shape[1], state.length, None
         if state.padding is not None:
             first = start - state.padding
@@ -488,9 +487,7 @@ class Decoder(nn.Module):
         Writes into the state's caches: use each state once, or reorder it for a copy.
         """
         checks.step_ids(state.caches[0].own.k.shape[0], ids)
-        ids = rearrange(ids, "b -> b 1")
-        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
-        x, state = self.read(ids, state)
+        x, state = self.read(rearrange(ids, "b -> b 1"), state)
         return self.logits(x[:, 0]), state
 
 # %% ../nbs/06_transformer.ipynb #a9930194
@@ -514,19 +511,20 @@ class Transformer(Pretrained, Generates, nn.Module):
             )
 
         self.src_embedding = embedding(c.src_vocab_size)
+        tgt_embedding = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
         self.encoder = Stack(c, c.n_layers)
-        own = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
-        self.decoder = Decoder(c, c.n_layers, own, cross=True)
+        self.decoder = Decoder(c, c.n_layers, tgt_embedding, cross=True)
         self.initialise(self)
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
         """Start `module`, the model or a part of it: Glorot's uniform matrices, embeddings of variance 1/d, no biases."""
-        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
-        for name, part in module.named_modules():
+        for part in module.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
-            elif isinstance(part, nn.Linear):
+        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Linear):
                 for matrix in part.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
                     nn.init.xavier_uniform_(matrix)
                 if part.bias is not None:
