@@ -562,6 +562,9 @@ def twice_larger():
     (dict(max_distance=16), ["max_distance=16", "16"]),
     (dict(pad_id=29), ["pad_id=29", "29"]),
     (dict(eos_id=-1), ["eos_id=-1"]),
+    (dict(eos_id=1.5), ["eos_id=1.5"]),
+    (dict(max_distance=math.nan), ["max_distance=nan"]),
+    (dict(tied="yes"), ["tied='yes'"]),
     (dict(dropout=1.0), ["dropout=1.0"]),
     (dict(activation="gelu_new"), ["activation='gelu_new'", "gelu_tanh"]),
 ], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
