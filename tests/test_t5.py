@@ -299,6 +299,8 @@ def test_bias_by_hand(causal, n):
         assert torch.equal(found[0, :, i, j], wanted)
     close(bias.line(1 - n, 0)[..., None, :], found[:, :, -1:].detach(), 0)
     assert torch.equal(bias.bias(1, n - 1), found[:, :, -1:])
+    for start in {0, n // 2, n - 1}:
+        assert torch.equal(bias.bias(n - start, start, bias.prepare(n + 5)), found[:, :, start:])
 
 
 def test_bias_as_theirs(tmp_path):
