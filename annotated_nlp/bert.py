@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Packed', 'pack', 'BertConfig', 'BertEmbedding', 'Pooler', 'Bert', 'NextSentence', 'next_sentence_pairs',
-           'MaskedLMHead', 'BertForMaskedLM', 'BertForPreTraining', 'BertForSequenceClassification',
+           'MaskedLMHead', 'OnTrunk', 'BertForMaskedLM', 'BertForPreTraining', 'BertForSequenceClassification',
            'BertForTokenClassification', 'BertForQuestionAnswering']
 
 # %% ../nbs/10_bert.ipynb #43724e3d
@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from . import checks
 from .checkpoints import Pretrained
-from .transformer import ACTIVATIONS, NORMS, BlockConfig, Positions, Stack
-from .transformer import check_counts, check_ids, initialise_normal
+from .transformer import ACTIVATIONS, BlockConfig, Positions, Stack, initialise_normal, make_norm
 
 # %% ../nbs/10_bert.ipynb #c613544d
 class Packed(NamedTuple):
@@ -60,13 +60,14 @@ def pack(
 class BertConfig(BlockConfig):
     """An encoder with segments; sizes not given are BERT-base's.
 
-    Devlin et al. 2019, section 3. `n_segments` kinds of segment, `n_classes` for the
-    classifiers. Raises ValueError for settings that don't fit.
+    Devlin et al. 2019, section 3. `d_embedding` is the width of the embedding, d_model if not
+    given; `n_segments` kinds of segment, `n_classes` for the classifiers. Raises ValueError for settings that don't fit.
     """
 
     vocab_size: int = 30_522
     max_len: int = 512
     d_model: int = 768
+    d_embedding: int | None = None
     n_heads: int = 12
     d_ff: int = 3072
     n_layers: int = 12
@@ -76,9 +77,10 @@ class BertConfig(BlockConfig):
     n_classes: int = 2
 
     def __post_init__(self):
+        if self.d_embedding is None:
+            object.__setattr__(self, "d_embedding", self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        names = "vocab_size", "max_len", "n_layers", "n_segments", "n_classes"
-        check_counts(**{name: getattr(self, name) for name in names})
+        checks.sizes(self, "vocab_size max_len d_embedding n_layers n_segments n_classes")
 
     @classmethod
     def base(cls, **changes) -> "BertConfig":
@@ -92,20 +94,20 @@ class BertConfig(BlockConfig):
 
 # %% ../nbs/10_bert.ipynb #53a60aa7
 class BertEmbedding(nn.Module):
-    """The sum of three vectors, for piece, segment and place, normed (section 3)."""
+    """The sum of three vectors, for piece, segment and position, normed (section 3)."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
         c = config
-        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
-        self.segments = nn.Embedding(c.n_segments, c.d_model)
-        self.positions = Positions("learned", c.max_len, c.d_model)
-        self.norm = NORMS[c.norm](c)
+        self.tokens = nn.Embedding(c.vocab_size, c.d_embedding)
+        self.segments = nn.Embedding(c.n_segments, c.d_embedding)
+        self.positions = Positions("learned", c.max_len, c.d_embedding)
+        self.norm = make_norm(c, c.d_embedding)
         self.dropout = nn.Dropout(c.dropout)
 
     def forward(
         self, ids: Int[Tensor, "b n"], segments: Int[Tensor, "b n"] | None = None
-    ) -> Float[Tensor, "b n d"]:
+    ) -> Float[Tensor, "b n e"]:
         """Vectors of the pieces; all in segment 0 if `segments` is not given."""
         segments = torch.zeros_like(ids) if segments is None else segments
         x = self.tokens(ids) + self.segments(segments)
@@ -135,10 +137,12 @@ class Bert(Pretrained, nn.Module):
 
     def __init__(self, config: BertConfig, *, pooler: bool = True):
         super().__init__()
-        self.config = config
-        self.embedding = BertEmbedding(config)
-        self.stack = Stack(config, config.n_layers)
-        self.pooler = Pooler(config) if pooler else None
+        c = self.config = config
+        self.embedding = BertEmbedding(c)
+        same = c.d_embedding == c.d_model
+        self.project = nn.Identity() if same else nn.Linear(c.d_embedding, c.d_model)
+        self.stack = Stack(c, c.n_layers)
+        self.pooler = Pooler(c) if pooler else None
         self.initialise(self)
 
     initialise = staticmethod(initialise_normal)
@@ -150,15 +154,21 @@ class Bert(Pretrained, nn.Module):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The state of each piece."""
-        check_ids("ids", ids, self.config.vocab_size)
+        return self.states(ids, segments, mask)
+
+    def states(
+        self,
+        ids: Int[Tensor, "b n"],
+        segments: Int[Tensor, "b n"] | None = None,
+        mask: Bool[Tensor, "b n"] | None = None,
+        all_layers: bool = False,
+    ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
+        """The same, or with `all_layers` the embedding and what each layer gives."""
+        checks.ids(self.config.vocab_size, ids=ids)
         if segments is not None:
-            if segments.shape != ids.shape:
-                raise ValueError(
-                    f"segments of shape {tuple(segments.shape)} must have ids' shape "
-                    f"{tuple(ids.shape)}: each piece is in one"
-                )
-            check_ids("segments", segments, self.config.n_segments)
-        return self.stack(self.embedding(ids, segments), mask)
+            checks.same_shape(ids=ids, segments=segments)
+            checks.ids(self.config.n_segments, segments=segments)
+        return self.stack(self.project(self.embedding(ids, segments)), mask, all_layers=all_layers)
 
 # %% ../nbs/10_bert.ipynb #c4a0c169
 class NextSentence(NamedTuple):
@@ -205,41 +215,43 @@ def next_sentence_pairs(
 
 # %% ../nbs/10_bert.ipynb #f28f8995
 class MaskedLMHead(nn.Module):
-    """A dense layer, GELU, a norm; then each state is compared with all pieces' vectors."""
+    """To the embedding's width, an activation (the config's if not given), a norm; then each state is compared with all pieces' vectors."""
 
-    def __init__(self, config: BertConfig):
+    def __init__(self, config: BertConfig, activation: str | None = None):
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
-        self.activation = ACTIVATIONS[config.activation]
-        self.norm = NORMS[config.norm](config)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        c = config
+        self.dense = nn.Linear(c.d_model, c.d_embedding)
+        self.activation = ACTIVATIONS[activation or c.activation]
+        self.norm = make_norm(c, c.d_embedding)
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size))
 
     def forward(
-        self, states: Float[Tensor, "*b d"], pieces: Float[Tensor, "v d"]
+        self, states: Float[Tensor, "*b d"], pieces: Float[Tensor, "v e"]
     ) -> Float[Tensor, "*b v"]:
         """Logits; `pieces` is the embedding's matrix, which input and output share."""
         return F.linear(self.norm(self.activation(self.dense(states))), pieces, self.bias)
 
 # %% ../nbs/10_bert.ipynb #50b58fc4
-class _OnBert(Pretrained, nn.Module):
-    "A BERT, and on it what a subclass needs."
+class OnTrunk(Pretrained, nn.Module):
+    """A trunk, and on it what a subclass needs. `pooler=True`: the trunk has its pooler."""
 
+    trunk_class = Bert
     initialise = staticmethod(initialise_normal)
 
-    def __init__(self, config: BertConfig, *, pooler: bool, **heads: nn.Module):
+    def __init__(self, config: BertConfig, *, pooler: bool = False, **heads: nn.Module):
         super().__init__()
-        self.config, self.bert = config, Bert(config, pooler=pooler)
-        self.dropout = nn.Dropout(config.dropout)
+        self.config = config
+        self.trunk = self.trunk_class(config, pooler=pooler)
         for name, head in heads.items():
             self.initialise(head)
             self.add_module(name, head)
 
 
-class BertForMaskedLM(_OnBert):
+class BertForMaskedLM(OnTrunk):
     """The pieces under the masks (section 3.1, task 1)."""
 
-    def __init__(self, config: BertConfig):
-        super().__init__(config, pooler=False, mlm=MaskedLMHead(config))
+    def __init__(self, config: BertConfig, *, activation: str | None = None):
+        super().__init__(config, mlm=MaskedLMHead(config, activation))
 
     def forward(
         self,
@@ -248,14 +260,14 @@ class BertForMaskedLM(_OnBert):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n v"]:
         """Logits of the pieces."""
-        return self.pieces(self.bert(ids, segments, mask))
+        return self.pieces(self.trunk(ids, segments, mask))
 
     def pieces(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """Logits of the pieces; for training, of the states at the chosen places alone."""
-        return self.mlm(states, self.bert.embedding.tokens.weight)
+        return self.mlm(states, self.trunk.embedding.tokens.weight)
 
 
-class BertForPreTraining(_OnBert):
+class BertForPreTraining(OnTrunk):
     """Both tasks: masked pieces, and does the second sentence follow (section 3.1)?"""
 
     def __init__(self, config: BertConfig):
@@ -269,22 +281,23 @@ class BertForPreTraining(_OnBert):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b n v"], Float[Tensor, "b 2"]]:
         """Logits of the pieces, and of "follows" (0) against "comes from elsewhere" (1)."""
-        states = self.bert(ids, segments, mask)
+        states = self.trunk(ids, segments, mask)
         return self.pieces(states), self.follows(states)
 
     pieces = BertForMaskedLM.pieces
 
     def follows(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b 2"]:
         """Logits of "follows" and "comes from elsewhere"."""
-        return self.nsp(self.bert.pooler(states))
+        return self.nsp(self.trunk.pooler(states))
 
 # %% ../nbs/10_bert.ipynb #f68368c6
-class BertForSequenceClassification(_OnBert):
+class BertForSequenceClassification(OnTrunk):
     """One of `n_classes` for a text or a pair of texts (section 4.1)."""
 
     def __init__(self, config: BertConfig):
         classifier = nn.Linear(config.d_model, config.n_classes)
         super().__init__(config, pooler=True, classifier=classifier)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
@@ -293,15 +306,16 @@ class BertForSequenceClassification(_OnBert):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b c"]:
         """Logits of the classes."""
-        return self.classifier(self.dropout(self.bert.pooler(self.bert(ids, segments, mask))))
+        return self.classifier(self.dropout(self.trunk.pooler(self.trunk(ids, segments, mask))))
 
 
-class BertForTokenClassification(_OnBert):
+class BertForTokenClassification(OnTrunk):
     """One of `n_classes` for each piece (section 5.3)."""
 
     def __init__(self, config: BertConfig):
         classifier = nn.Linear(config.d_model, config.n_classes)
-        super().__init__(config, pooler=False, classifier=classifier)
+        super().__init__(config, classifier=classifier)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
@@ -310,15 +324,15 @@ class BertForTokenClassification(_OnBert):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]:
         """Logits of the classes of each piece."""
-        return self.classifier(self.dropout(self.bert(ids, segments, mask)))
+        return self.classifier(self.dropout(self.trunk(ids, segments, mask)))
 
 
-class BertForQuestionAnswering(_OnBert):
+class BertForQuestionAnswering(OnTrunk):
     """Where in the second segment the answer to the first begins and ends (section 4.2)."""
 
     def __init__(self, config: BertConfig):
         config = replace(config, n_classes=2)  # the file counts a span's two ends as classes
-        super().__init__(config, pooler=False, span=nn.Linear(config.d_model, 2))
+        super().__init__(config, span=nn.Linear(config.d_model, 2))
 
     def forward(
         self,
@@ -327,5 +341,5 @@ class BertForQuestionAnswering(_OnBert):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
         """Logits of the first and of the last piece of the answer, over all pieces."""
-        start, end = self.span(self.bert(ids, segments, mask)).unbind(-1)
+        start, end = self.span(self.trunk(ids, segments, mask)).unbind(-1)
         return start, end

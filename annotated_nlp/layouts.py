@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch import Tensor
 
+from .checks import shown
+
 # %% ../nbs/layouts.ipynb #0ff9bb51
 CONFIG = "config.json"
 
@@ -106,10 +108,10 @@ class Layout:
         """What in their configuration our model can't do or doesn't know; empty if all is well."""
         for option, value in {"quantization_config": None, **self.expects}.items():
             if theirs.get(option, value) != value:
-                return f"{option}={theirs[option]!r} in {CONFIG}: this model can only do {value!r}"
+                return f"{option}={shown(theirs[option])} in {CONFIG}: this model can only do {value!r}"
         if not self.names:  # a file of ours: every option is a setting
             for option in theirs.keys() - self.settings.keys() - {"architectures", "model_type"}:
-                return f"{option}={theirs[option]!r} in {CONFIG}: this model has no such setting"
+                return f"{option}={shown(theirs[option])} in {CONFIG}: this model has no such setting"
         return ""
 
     def read_config(self, theirs: Mapping[str, Any], **changes) -> Any:
@@ -127,7 +129,7 @@ class Layout:
                 continue
             (option, value), *others = given.items()
             if any(other != value for _, other in others):
-                both = ", ".join(f"{option}={value}" for option, value in given.items())
+                both = ", ".join(f"{option}={shown(value)}" for option, value in given.items())
                 raise ValueError(
                     f"{both} in {CONFIG}: this model has one {setting}; pass {setting}=..."
                 )
@@ -145,12 +147,12 @@ class Layout:
                     return ours
             words = [repr(word) for words in self.values[setting].values() for word in words]
             known = ", ".join(words)
-            raise ValueError(f"{option}={value!r} in {CONFIG}: this model knows only {known}")
+            raise ValueError(f"{option}={shown(value)} in {CONFIG}: this model knows only {known}")
         if type(value) is int and float in kinds:
             return float(value)
         if type(value) not in kinds:
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{option}={value!r} in {CONFIG} is no {wanted}")
+            raise ValueError(f"{option}={shown(value)} in {CONFIG} is no {wanted}")
         return value
 
     def write_config(self, config: Any) -> dict[str, Any]:
@@ -272,9 +274,9 @@ _ELECTRA = replace(
     architecture="ElectraModel",
     model_type="electra",
     settings=_BERT.settings | {"d_embedding": "embedding_size"},
-    names=_below("embedding.shared.", "embeddings.", _BERT_EMBEDDING)
+    names=_below("embedding.", "embeddings.", _BERT_EMBEDDING)
     | _BERT_BLOCKS
-    | {"embedding.project": "embeddings_project"},
+    | {"project": "embeddings_project"},
     base="electra.",
     ignored=(
         "embeddings.position_ids",
@@ -334,7 +336,8 @@ _GPT2 = Layout(
     "GPT2Model",
     "gpt2",
     settings=_GPT_SETTINGS | {"d_ff": "n_inner", "activation": "activation_function"},
-    names={"tokens": "wte", "positions.table": "wpe.weight", "stack.norm": "ln_f"} | _GPT_BLOCKS,
+    names={"embedding.tokens": "wte", "embedding.positions.table": "wpe.weight", "stack.norm": "ln_f"}
+    | _GPT_BLOCKS,
     base="transformer.",
     values={"activation": _TANH | _GELU},  # GPT-2's own first
     expects={
@@ -352,17 +355,18 @@ _GPT1 = replace(
     model_type="openai-gpt",
     defaults={"vocab_size": 40_478, "max_len": 512, "norm_first": False},
     settings=_GPT_SETTINGS | {"activation": "afn"},
-    names={"tokens": "tokens_embed", "positions.table": "positions_embed.weight"} | _GPT_BLOCKS,
+    names={"embedding.tokens": "tokens_embed", "embedding.positions.table": "positions_embed.weight"}
+    | _GPT_BLOCKS,
     values={"activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}},  # theirs is the tanh form
     expects={"tie_word_embeddings": True},
     writes={},
 )
 
 # %% ../nbs/layouts.ipynb #7e02ff05
-def _t5_block(side: str, last: int, up: str) -> dict[str, str]:
+def _t5_block(stack: str, side: str, last: int, up: str) -> dict[str, str]:
     "A block's self-attention is sublayer 0, its feed-forward network sublayer `last`."
     return _below(
-        f"{side}.blocks.*.",
+        f"{stack}.blocks.*.",
         f"{side}.block.*.layer.",
         {
             "attention.norm": "0.layer_norm",
@@ -376,7 +380,7 @@ def _t5_block(side: str, last: int, up: str) -> dict[str, str]:
 
 
 _T5_CROSS = _below(
-    "decoder.blocks.*.cross.",
+    "decoder.stack.blocks.*.cross.",
     "decoder.block.*.layer.1.",
     {
         "norm": "layer_norm",
@@ -411,15 +415,15 @@ def _t5(gated: bool, tied: bool) -> Layout:
             "eos_id": "eos_token_id",
         },
         names={
-            "tokens": "shared",
-            "head": "lm_head",
+            "decoder.embedding.tokens": "shared",
+            "decoder.head": "lm_head",
             "encoder_bias.table": f"encoder.{_T5_BIAS}",
-            "decoder_bias.table": f"decoder.{_T5_BIAS}",
+            "decoder.relative.table": f"decoder.{_T5_BIAS}",
             "encoder.norm": "encoder.final_layer_norm",
-            "decoder.norm": "decoder.final_layer_norm",
+            "decoder.stack.norm": "decoder.final_layer_norm",
         }
-        | _t5_block("encoder", 1, up)
-        | _t5_block("decoder", 2, up)
+        | _t5_block("encoder", "encoder", 1, up)
+        | _t5_block("decoder.stack", "decoder", 2, up)
         | _T5_CROSS,
         expects={
             "feed_forward_proj": "gated-gelu" if gated else "relu",  # theirs is the tanh form
@@ -504,4 +508,4 @@ LAYOUTS = {
 }
 for _trunk, _heads in ((_BERT, _BERT_HEADS), (_ELECTRA, _ELECTRA_HEADS)):
     for _name, (_head, _tied) in _heads.items():
-        LAYOUTS[_name] = (_headed(_trunk, _name, _head, _tied, ours=_trunk.base),)
+        LAYOUTS[_name] = (_headed(_trunk, _name, _head, _tied, ours="trunk."),)

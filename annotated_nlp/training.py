@@ -480,8 +480,14 @@ def update(
     history.note(loss=value, lr=lr, norm=size, tokens=tokens, seconds=time.perf_counter() - started)
 
 # %% ../nbs/07_training.ipynb #5e0d3a03
-def _plan(model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> dict:
+def _plan(
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule,
+    accumulate: int, **settings: Any,
+) -> dict:
     """What makes two runs the same run, as JSON gives it back (which knows no numbers of NumPy)."""
+    settings["schedule"] = getattr(schedule, "__name__", type(schedule).__name__)
+    settings["batches_per_update"] = accumulate * accelerator.num_processes
+    settings["precision"] = accelerator.mixed_precision
     names = {p: name for name, p in model.named_parameters()}
     shares = {f"rate and decay of {names[p]}": [part["factor"], part["weight_decay"]]
               for part in optimizer.param_groups for p in part["params"]}
@@ -630,12 +636,9 @@ def fit(
     parts = decay_groups(model.to(accelerator.device), weight_decay, groups)
     fused = accelerator.device.type in ("cpu", "cuda")
     optimizer = torch.optim.AdamW(parts, lr=float(lr), betas=betas, eps=eps, fused=fused)
-    per_update = accumulate * accelerator.num_processes
-    name = getattr(schedule, "__name__", type(schedule).__name__)
-    plan = _plan(model, optimizer, steps=steps, lr=lr, schedule=name, warmup=warmup, batches_per_update=per_update,
-                 clip=clip, weight_decay=weight_decay, betas=betas, eps=eps, seed=seed,
-                 precision=accelerator.mixed_precision)
-    history = resume(accelerator, folder, model, optimizer, plan)
+    plan = _plan(accelerator, model, optimizer, schedule, accumulate, steps=steps, lr=lr, warmup=warmup, clip=clip,
+                 weight_decay=weight_decay, betas=betas, eps=eps, seed=seed)
+    history, per_update = resume(accelerator, folder, model, optimizer, plan), plan["batches_per_update"]
     numbered = _numbered(batches, seed, skip=len(history) * per_update)
     due = lambda t, every: t == steps or every is not None and t % every == 0
     with (_wrapped(accelerator, model, compile, checkpoint) as wrapped,

@@ -8,7 +8,7 @@ __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_plac
 
 # %% ../nbs/15_vit.ipynb #35580ca4
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from einops import einsum, pack, rearrange, reduce, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from . import checks
 from .checkpoints import Pretrained
-from .transformer import BlockConfig, Stack, check_counts, initialise_normal
+from .transformer import BlockConfig, Stack, initialise_normal
 
 # %% ../nbs/15_vit.ipynb #9ebb6279
 def to_patches(
@@ -31,17 +32,8 @@ def to_patches(
     In it come the first channel's rows, then the next one's, as in a convolution's weights.
     Dosovitskiy et al. 2021, section 3.1. Raises ValueError for images that can't be cut so.
     """
-    check_counts(size=size)
-    if images.ndim != 4:
-        raise ValueError(
-            f"images of shape {tuple(images.shape)} must be (b, channels, height, width)"
-        )
-    height, width = images.shape[-2:]
-    if height % size or width % size or not images.numel():
-        raise ValueError(
-            f"images of shape {tuple(images.shape)} can't be cut into squares of {size}: height "
-            f"and width must be multiples of {size}; resize or crop the images"
-        )
+    checks.integers(size=size)
+    checks.cuttable(images, size)
     pattern = "b channels (y p) (x q) -> b (y x) (channels p q)"
     return rearrange(images, pattern, p=size, q=size)
 
@@ -69,12 +61,9 @@ class ViTConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        names = "image_size", "patch_size", "n_channels", "n_classes", "n_layers"
-        check_counts(**{name: getattr(self, name) for name in names})
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}"
-            )
+        checks.sizes(self, "image_size patch_size n_channels n_classes n_layers")
+        sizes = dict(image_size=self.image_size, patch_size=self.patch_size)
+        checks.divides("patch_size", "image_size", "an image is cut into whole patches, so change one", **sizes)
 
     @property
     def n_patches(self) -> int:
@@ -127,6 +116,7 @@ class Patches(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         c = config
+        self.size = c.patch_size
         shape = c.d_model, c.n_channels, c.patch_size, c.patch_size
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(c.d_model))
@@ -135,7 +125,7 @@ class Patches(nn.Module):
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b n d"]:
         matrix = rearrange(self.weight, "d channels p q -> d (channels p q)")
-        return F.linear(to_patches(images, self.weight.shape[-1]), matrix, self.bias)
+        return F.linear(to_patches(images, self.size), matrix, self.bias)
 
 # %% ../nbs/15_vit.ipynb #06d49205
 def interpolate_places(
@@ -146,11 +136,7 @@ def interpolate_places(
     Section 3.2. Raises ValueError for places that are no square.
     """
     side = math.isqrt(places.shape[1])
-    if side**2 != places.shape[1] or side < 1 or height < 1 or width < 1:
-        raise ValueError(
-            f"{places.shape[1]} places to {height} by {width}: the places must be those of a "
-            "square grid, without the class token's, and height and width at least 1"
-        )
+    checks.grid(places.shape[1], side, height, width)
     grid = rearrange(places, "1 (y x) d -> 1 d y x", y=side)
     grid = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
     return rearrange(grid, "1 d y x -> 1 (y x) d")
@@ -171,8 +157,8 @@ class ViTEmbedding(nn.Module):
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b n d"]:
         """Images of another size than `image_size` get places in between."""
-        self.check(images)
-        tokens = repeat(self.tokens, "t 1 d -> b t d", b=len(images))
+        checks.readable(images, self.config.n_channels, self.places.dtype)
+        tokens = repeat(self.tokens, "t 1 d -> b t d", b=images.shape[0])
         x, _ = pack([tokens, self.patches(images)], "b * d")
         return self.dropout(x + self.places_of(*images.shape[-2:]))
 
@@ -181,27 +167,9 @@ class ViTEmbedding(nn.Module):
         c = self.config
         if height == width == c.image_size:
             return self.places
-        own, grid = self.places.split([len(self.tokens), c.n_patches], dim=1)
+        own, grid = self.places.split([self.tokens.shape[0], c.n_patches], dim=1)
         grid = interpolate_places(grid, height // c.patch_size, width // c.patch_size)
         return pack([own, grid], "one * d")[0]
-
-    def check(self, images: Tensor) -> None:
-        """Raise ValueError unless these are images that the model can read."""
-        c, wanted = self.config, self.places.dtype
-        if images.ndim != 4 or images.shape[1] != c.n_channels or not len(images):
-            raise ValueError(
-                f"images of shape {tuple(images.shape)} must be (b, channels, height, width) with "
-                f"b >= 1 and n_channels={c.n_channels}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(
-                f"images is {images.dtype}; give numbers as the model was trained with, such as "
-                "images.float() / 255 for bytes"
-            )
-        if images.dtype != wanted and not torch.is_autocast_enabled(images.device.type):
-            raise ValueError(
-                f"images is {images.dtype} and the model {wanted}: pass images.to({wanted})"
-            )
 
 # %% ../nbs/15_vit.ipynb #b841bcc6
 class ViT(Pretrained, nn.Module):
@@ -231,10 +199,10 @@ class ViT(Pretrained, nn.Module):
         return self.head(self.states(images)[:, 0])
 
     def states(
-        self, images: Float[Tensor, "b channels height width"]
-    ) -> Float[Tensor, "b n d"]:
-        """Last states, the class token's first, then one for each patch, row by row."""
-        return self.stack(self.embedding(images))
+        self, images: Float[Tensor, "b channels height width"], all_layers: bool = False
+    ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
+        """Last states, the class token's first, then one for each patch, row by row; or of every layer."""
+        return self.stack(self.embedding(images), all_layers=all_layers)
 
 # %% ../nbs/15_vit.ipynb #4458ffbe
 class DeiT(ViT):
@@ -267,17 +235,6 @@ class DeiT(ViT):
         return self.head(states[:, 0]), self.distillation_head(states[:, 1])
 
 # %% ../nbs/15_vit.ipynb #6695474d
-def _check_heads(heads: Sequence[Tensor], teacher: Tensor) -> None:
-    if isinstance(heads, Tensor):  # its rows would be taken for heads
-        raise TypeError("heads is one tensor; give two, such as model.heads(images)")
-    shapes = [tuple(x.shape) for x in (*heads, teacher)]
-    if len(shapes) != 3 or len(set(shapes)) > 1 or teacher.ndim != 2 or not len(teacher):
-        raise ValueError(
-            f"heads and teacher have the shapes {shapes}: they must be two heads and a teacher, "
-            "all of one shape (b, c) with b >= 1"
-        )
-
-
 def soft_distillation(
     heads: tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]],
     labels: Int[Tensor, "b"] | Float[Tensor, "b c"],
@@ -292,11 +249,9 @@ def soft_distillation(
     equation 2. Raises ValueError for a `temperature` or `weight` out of range and for shapes that
     don't fit, TypeError for one tensor as `heads`.
     """
-    _check_heads(heads, teacher)
-    if not 0 < temperature < math.inf or not 0 <= weight <= 1:
-        raise ValueError(
-            f"temperature={temperature} must be positive, weight={weight} between 0 and 1"
-        )
+    checks.two_heads(heads, teacher)
+    checks.within("(0, inf)", temperature=temperature)
+    checks.within("[0, 1]", weight=weight)
     own, other = heads
     wanted, said = ((z / temperature).log_softmax(-1) for z in (teacher.detach(), other))
     away = F.kl_div(said, wanted, reduction="batchmean", log_target=True)
@@ -313,19 +268,11 @@ def hard_distillation(
     The mean over b, in nats. Arguments and errors as in `soft_distillation`. Touvron et al. 2021,
     equation 3.
     """
-    _check_heads(heads, teacher)
+    checks.two_heads(heads, teacher)
     own, other = heads
     return (F.cross_entropy(own, labels) + F.cross_entropy(other, teacher.argmax(-1))) / 2
 
 # %% ../nbs/15_vit.ipynb #78c3a99c
-def _check_pictures(images: Tensor) -> None:
-    if images.ndim != 4 or not images.numel() or not images.is_floating_point():
-        raise ValueError(
-            f"images is {images.dtype} of shape {tuple(images.shape)}; it must be floats of shape "
-            "(b, channels, height, width), none of them 0: give images.float() / 255 for bytes"
-        )
-
-
 def random_affine(
     images: Float[Tensor, "b channels height width"],
     *,
@@ -340,11 +287,9 @@ def random_affine(
     image, and by a factor in [1 - `scale`, 1 + `scale`]. Raises ValueError for a `scale` of 1
     or more, an infinite angle or shift, and images that are no floats of that shape.
     """
-    _check_pictures(images)
-    if not 0 <= scale < 1:
-        raise ValueError(f"scale={scale} must be at least 0 and below 1")
-    if not math.isfinite(degrees) or not math.isfinite(shift):
-        raise ValueError(f"degrees={degrees} and shift={shift} must be finite")
+    checks.pictures(images)
+    checks.within("[0, 1)", scale=scale)
+    checks.within("(-inf, inf)", degrees=degrees, shift=shift)
 
     def draw() -> Tensor:
         ones = torch.rand(len(images), generator=generator, device=images.device)
@@ -380,18 +325,9 @@ def mixup(
     ValueError for images as in `random_affine`, for labels that aren't one integer for each
     image, and on the CPU for classes outside `n_classes`.
     """
-    _check_pictures(images)
-    check_counts(n_classes=n_classes)
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise ValueError(
-            f"labels is {labels.dtype} of shape {tuple(labels.shape)}; it must be integers of "
-            f"shape ({len(images)},), a class for each image"
-        )
-    if labels.device.type == "cpu" and not 0 <= labels.min() <= labels.max() < n_classes:
-        raise ValueError(
-            f"labels go from {labels.min()} to {labels.max()}; they must be classes, 0 to "
-            f"{n_classes - 1}"
-        )
+    checks.pictures(images)
+    checks.integers(n_classes=n_classes)
+    checks.labels(n_classes, images, labels)
     b, _, height, width = images.shape
 
     def draw() -> Tensor:
@@ -427,7 +363,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, n_channels: int, n_classes: int, width: int):
         super().__init__()
-        check_counts(n_channels=n_channels, n_classes=n_classes, width=width)
+        checks.integers(n_channels=n_channels, n_classes=n_classes, width=width)
         sizes = [n_channels, width, width, 2 * width, 2 * width]
         layers = []
         for i, (before, after) in enumerate(zip(sizes, sizes[1:])):
@@ -455,14 +391,7 @@ def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor,
     Abnar and Zuidema 2020, section 3. Raises ValueError without maps, and for maps that aren't
     square and of one size; TypeError for a dictionary of them.
     """
-    if isinstance(maps, Mapping):
-        raise TypeError("maps is a dictionary; give a sequence, [*maps.values()]")
-    if not len(maps):
-        raise ValueError("maps is empty; give the weights of at least one layer")
-    shapes = [tuple(weights.shape) for weights in maps]
-    places = {shape[:1] + shape[2:] for shape in shapes if len(shape) == 4 and shape[2] == shape[3]}
-    if {len(shape) for shape in shapes} != {4} or len(places) != 1:
-        raise ValueError(f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n")
+    checks.square_maps(maps)
     flow = None
     for weights in maps:
         own = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)

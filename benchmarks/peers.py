@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_nlp.attention import Attention
+from annotated_nlp.attention import Attention, CrossAttention
 from annotated_nlp.bert import BertConfig, BertForMaskedLM
 from annotated_nlp.decoding import beam_search, greedy
 from annotated_nlp.electra import ElectraConfig, ElectraForPreTraining
@@ -137,7 +137,7 @@ class Bert(Contest):
         "Ours makes logits where pieces are asked for and nowhere else; transformers is given its labels."
         if side == "theirs":
             return model(batch["ids"], labels=batch["labels"]).loss
-        states = model.bert(batch["ids"])[batch["rows"], batch["places"]]
+        states = model.trunk(batch["ids"])[batch["rows"], batch["places"]]
         return F.cross_entropy(model.pieces(states), batch["targets"])
 
 
@@ -261,7 +261,7 @@ class PyTorchs(nn.Module):
         self.core = nn.Transformer(**sizes, **depth, batch_first=True)
         self.core.encoder.norm = self.core.decoder.norm = None  # post-norm, as in the paper, needs no last one
         with torch.no_grad():
-            for mine, their in zip((ours.encoder, ours.decoder), (self.core.encoder, self.core.decoder)):
+            for mine, their in zip((ours.encoder, ours.decoder.stack), (self.core.encoder, self.core.decoder)):
                 for block, layer in zip(mine.blocks, their.layers):
                     self._copy(block, layer)
 
@@ -275,7 +275,7 @@ class PyTorchs(nn.Module):
         layer.linear2.load_state_dict(block.feed_forward.layer.down.state_dict())
 
     def _copy_attention(self, mine: Attention, their: nn.MultiheadAttention) -> None:
-        parts = [mine.query, mine.key_value] if mine.cross else [mine.query_key_value]
+        parts = [mine.query, mine.key_value] if isinstance(mine, CrossAttention) else [mine.query_key_value]
         their.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
         their.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         their.out_proj.load_state_dict(mine.out.state_dict())

@@ -17,13 +17,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from annotated_nlp.attention import (
-    Attention,
+    CrossAttention,
     KVCache,
+    SelfAttention,
+    added,
     attention_maps,
     causal_mask,
     dot_product_attention,
     fused_attention,
     local_attention,
+    record,
     scaled_dot_product,
 )
 from annotated_nlp.decoding import State
@@ -149,7 +152,7 @@ def test_nothing_to_attend_to(need_weights):
         result = layer(*inputs, need_weights=need_weights)
         return result[0] if need_weights else result
 
-    layer, across = Attention(16, 4), Attention(16, 4, d_memory=12)
+    layer, across = SelfAttention(16, 4), CrossAttention(16, 4, d_memory=12)
     assert run(layer, torch.zeros(0, 3, 16)).shape == (0, 3, 16) and run(layer, torch.zeros(2, 0, 16)).shape == (2, 0, 16)
     assert_close(run(across, torch.randn(2, 3, 16), torch.zeros(2, 0, 12)), across.out.bias.expand(2, 3, 16))
 
@@ -157,17 +160,17 @@ def test_nothing_to_attend_to(need_weights):
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_under_autocast(need_weights):
     "As `training.fit` runs it in bf16: the layer's weights, and a cache, stay in float32."
-    layer, x, bias = Attention(16, 4, causal=True), torch.randn(2, 5, 16), torch.randn(1, 4, 5, 5)
+    layer, x, bias = SelfAttention(16, 4, causal=True), torch.randn(2, 5, 16), torch.randn(1, 4, 5, 5)
 
     def run(*args, **kwargs):
         result = layer(*args, **kwargs, need_weights=need_weights)
         return result[0] if need_weights else result
 
     with torch.no_grad():
-        whole, cache = run(x, bias=bias), layer.new_cache(2, 5)
+        whole, cache = run(x, relative=added(bias)), layer.new_cache(2, 5)
         with torch.autocast("cpu", torch.bfloat16):
-            halved = run(x, bias=bias)
-            steps = [run(x[:, t : t + 1], bias=bias[:, :, t : t + 1, : t + 1], cache=cache, start=t) for t in range(5)]
+            halved = run(x, relative=added(bias))
+            steps = [run(x[:, t : t + 1], relative=added(bias[:, :, t : t + 1, : t + 1]), cache=cache, start=t) for t in range(5)]
     assert halved.dtype == torch.bfloat16 and cache.k.dtype == torch.float32
     assert 0 < (halved - whole).abs().max() < 0.05
     assert_close(torch.cat(steps, 1), halved, atol=0.05, rtol=0)
@@ -186,12 +189,16 @@ def test_scale(scale):
 def like(theirs, causal=False):
     "Our module with the weights of PyTorch's, whatever widths its memory has."
     cross = theirs.in_proj_weight is None
-    ours = Attention(theirs.embed_dim, theirs.num_heads, bias=theirs.in_proj_bias is not None, causal=causal, d_memory=theirs.kdim if cross else None)
+    bias = theirs.in_proj_bias is not None
+    if cross:
+        ours = CrossAttention(theirs.embed_dim, theirs.num_heads, theirs.kdim, bias=bias)
+    else:
+        ours = SelfAttention(theirs.embed_dim, theirs.num_heads, bias=bias, causal=causal)
     state = {"out." + name: value for name, value in theirs.out_proj.state_dict().items()}
     if cross:
-        state |= {"q.weight": theirs.q_proj_weight, "kv.weight": torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])}
+        state |= {"query.weight": theirs.q_proj_weight, "key_value.weight": torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])}
         if theirs.in_proj_bias is not None:
-            state |= {"q.bias": theirs.in_proj_bias[: theirs.embed_dim], "kv.bias": theirs.in_proj_bias[theirs.embed_dim :]}
+            state |= {"query.bias": theirs.in_proj_bias[: theirs.embed_dim], "key_value.bias": theirs.in_proj_bias[theirs.embed_dim :]}
     else:
         state |= {"query_key_value.weight": theirs.in_proj_weight} | ({} if theirs.in_proj_bias is None else {"query_key_value.bias": theirs.in_proj_bias})
     ours.load_state_dict(state)
@@ -216,7 +223,7 @@ def test_against_pytorch(kind, bias, need_weights):
     forbidden = ~causal_mask(n, m) if kind == "causal" else rearrange(~pairs[:, None].expand(3, 4, n, m), "b h n m -> (b h) n m") if kind == "pairs" else None
     keys = memory if kind == "cross" else x
     expected, expected_weights = theirs(x, keys, keys, key_padding_mask=None if kind == "pairs" else ~real, attn_mask=forbidden, average_attn_weights=False)
-    result = ours(x, memory if kind == "cross" else None, mask=mask, need_weights=need_weights)
+    result = ours(x, *([memory] if kind == "cross" else []), mask=mask, need_weights=need_weights)
     output = result[0] if need_weights else result
     assert_close(output, expected, **EXACT)
     if need_weights:
@@ -235,20 +242,20 @@ def test_against_pytorch(kind, bias, need_weights):
 
 def test_head_width_of_its_own():
     "T5-11B has 128 heads of 128 in a model of width 1,024: the projections are then not square."
-    layer = Attention(12, 3, d_head=8, bias=False, scale=1.0)
+    layer = SelfAttention(12, 3, d_head=8, bias=False, scale=1.0)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {"query_key_value.weight": (72, 12), "out.weight": (12, 24)}
     x, bias = torch.randn(2, 5, 12), torch.randn(1, 3, 5, 5)
     q, k, v = rearrange(x @ layer.query_key_value.weight.T, "b n (p h k) -> p b h n k", p=3, h=3)
     wanted = rearrange(F.softmax(q @ k.mT + bias, -1) @ v, "b h n k -> b n (h k)") @ layer.out.weight.T
-    assert_close(layer(x, bias=bias), wanted, **EXACT)
-    assert_close(layer(x, bias=bias, need_weights=True)[0], wanted, **EXACT)
+    assert_close(layer(x, relative=added(bias)), wanted, **EXACT)
+    assert_close(layer(x, relative=added(bias), need_weights=True)[0], wanted, **EXACT)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_bias_learns_under_a_mask(need_weights):
-    layer, (x, bias) = Attention(16, 4), leaves((2, 5, 16), (1, 4, 5, 5))
+    layer, (x, bias) = SelfAttention(16, 4), leaves((2, 5, 16), (1, 4, 5, 5))
     mask = torch.tensor([[True] * 5, [False] * 5])
-    output = layer(x, mask=mask, bias=bias, need_weights=need_weights)
+    output = layer(x, mask=mask, relative=added(bias), need_weights=need_weights)
     output = output[0] if need_weights else output
     output.square().sum().backward()
     assert bias.grad.isfinite().all() and bias.grad.abs().max() > 0
@@ -257,7 +264,7 @@ def test_bias_learns_under_a_mask(need_weights):
 
 def test_dropout():
     "Off at evaluation; in training it leaves the mean as it is, on both paths."
-    layer, x = Attention(16, 4, dropout=0.5), torch.randn(1, 6, 16)
+    layer, x = SelfAttention(16, 4, dropout=0.5), torch.randn(1, 6, 16)
     still = layer.eval()(x)
     assert_close(layer(x, need_weights=True)[0], still, **EXACT)
     layer.train()
@@ -274,7 +281,7 @@ def test_dropout():
 @given(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6))
 def test_order_of_the_memory(b, n, m, seed):
     torch.manual_seed(seed)
-    layer, x, memory = Attention(16, 4, d_memory=12), torch.randn(b, n, 16), torch.randn(b, m, 12)
+    layer, x, memory = CrossAttention(16, 4, d_memory=12), torch.randn(b, n, 16), torch.randn(b, m, 12)
     order, mask = torch.randperm(m), torch.rand(b, m) > 0.3
     assert_close(layer(x, memory, mask=mask), layer(x, memory[:, order], mask=mask[:, order]), **EXACT)
 
@@ -283,7 +290,7 @@ def test_order_of_the_memory(b, n, m, seed):
 @given(st.integers(1, 3), st.integers(1, 7), st.integers(0, 10**6))
 def test_equivariance(b, n, seed):
     torch.manual_seed(seed)
-    layer, x, order = Attention(16, 4), torch.randn(b, n, 16), torch.randperm(n)
+    layer, x, order = SelfAttention(16, 4), torch.randn(b, n, 16), torch.randperm(n)
     first, second = layer(x, need_weights=True), layer(x[:, order], need_weights=True)
     assert_close(first[0][:, order], second[0], **EXACT)
     assert_close(first[1][:, :, order][..., order], second[1], **EXACT)
@@ -301,13 +308,13 @@ def test_no_trace_of_padding_or_future(need_weights, train):
     real = torch.arange(8) < torch.tensor([[8], [5], [1]])
     left = torch.arange(8) >= torch.tensor([[0], [3], [7]])
     for causal, mask in itertools.product((False, True), (real, left)):
-        layer = Attention(16, 4, causal=causal)
+        layer = SelfAttention(16, 4, causal=causal)
         output = run(layer, x, mask=mask)
         noisy = torch.where(mask[..., None], x, torch.randn(3, 8, 16) * 1e3)
         assert torch.equal(output[mask], run(layer, noisy, mask=mask)[mask])
         gradient, = torch.autograd.grad(output[mask].square().sum(), x)
         assert gradient[~mask].abs().max() == 0
-    layer = Attention(16, 4, causal=True)
+    layer = SelfAttention(16, 4, causal=True)
     output = run(layer, x)
     for t in range(7):
         changed = torch.cat([x[:, : t + 1], torch.randn(3, 7 - t, 16)], dim=1)
@@ -317,7 +324,7 @@ def test_no_trace_of_padding_or_future(need_weights, train):
 
 
 def test_batch_is_one_by_one():
-    layer, x = Attention(16, 4), torch.randn(4, 6, 16)
+    layer, x = SelfAttention(16, 4), torch.randn(4, 6, 16)
     lengths = torch.tensor([6, 4, 2, 1])
     together = layer(x, mask=torch.arange(6) < lengths[:, None])
     for row, length in enumerate(lengths.tolist()):
@@ -332,7 +339,7 @@ def test_batch_is_one_by_one():
 def test_cached_is_whole(pieces, seed, padded):
     "In pieces of any size, with rows exchanged between the pieces and padding on the left."
     torch.manual_seed(seed)
-    n, layer = sum(pieces), Attention(16, 4, causal=True)
+    n, layer = sum(pieces), SelfAttention(16, 4, causal=True)
     x, start = torch.randn(3, n, 16), 0
     mask = torch.arange(n) >= torch.tensor([[0], [n // 2], [n - 1]]) if padded else None
     with torch.no_grad():
@@ -353,7 +360,7 @@ def test_cached_is_whole(pieces, seed, padded):
 
 
 def test_cache_allocates_once():
-    layer = Attention(16, 4, causal=True)
+    layer = SelfAttention(16, 4, causal=True)
     cache = layer.new_cache(2, 50)
     assert isinstance(cache, State) and cache.k.shape == cache.v.shape == (2, 4, 50, 4)
     k, v = torch.randn(2, 2, 4, 1, 4)
@@ -365,11 +372,11 @@ def test_cache_allocates_once():
 
 
 def test_cross_attention_remembers():
-    layer, x, memory = Attention(16, 4, d_memory=12), torch.randn(2, 3, 16), torch.randn(2, 7, 12)
+    layer, x, memory = CrossAttention(16, 4, d_memory=12), torch.randn(2, 3, 16), torch.randn(2, 7, 12)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     cache, index = layer.remember(memory), torch.tensor([1, 0, 1])
-    assert_close(layer(x, mask=mask, cache=cache), layer(x, memory, mask=mask))
-    assert_close(layer(x[index], mask=mask[index], cache=cache.reorder(index)), layer(x, memory, mask=mask)[index])
+    assert_close(layer(x, cache, mask=mask), layer(x, memory, mask=mask))
+    assert_close(layer(x[index], cache.reorder(index), mask=mask[index]), layer(x, memory, mask=mask)[index])
 
 
 # The rest of the module's surface
@@ -395,7 +402,7 @@ def test_maps_of_a_model():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
-            self.itself, self.across = Attention(16, 2, causal=True), Attention(16, 4, d_memory=12)
+            self.itself, self.across = SelfAttention(16, 2, causal=True), CrossAttention(16, 4, d_memory=12)
 
         def forward(self, x, memory):
             return self.across(self.itself(x), memory=memory)
@@ -441,7 +448,7 @@ def test_window_never_holds_all_pairs():
 def test_compiles_without_a_break(unchecked):
     "The training pass, and one compiled step for every position: after the second, nothing is compiled again."
     torch._dynamo.reset()
-    layer, x = Attention(16, 2, causal=True), torch.randn(2, 6, 16)
+    layer, x = SelfAttention(16, 2, causal=True), torch.randn(2, 6, 16)
     whole = torch.compile(layer, fullgraph=True, backend="aot_eager")
     mask = torch.arange(6) < torch.tensor([[6], [4]])
     assert_close(whole(x, mask=mask), layer(x, mask=mask), **EXACT)
@@ -457,34 +464,99 @@ def test_compiles_without_a_break(unchecked):
 
 
 def test_state_dict_round_trip():
-    first, second = (Attention(16, 4, d_memory=12) for _ in range(2))
+    first, second = (CrossAttention(16, 4, d_memory=12) for _ in range(2))
     x, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 12)
     assert not torch.equal(first(x, memory), second(x, memory))
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(x, memory), second(x, memory))
 
 
+def test_what_one_kind_has_the_other_has_not(unchecked):
+    "A causal cross-attention, a cross-attention without memory, a cache of the other kind: Python's own errors name it."
+    for call in (
+        lambda: CrossAttention(8, 4, 8, causal=True), lambda: CrossAttention(8, 4, 6)(torch.zeros(1, 2, 8)),
+        lambda: SelfAttention(8, 4).remember(torch.zeros(1, 2, 8)), lambda: CrossAttention(8, 4, 6).new_cache(1, 2),
+    ):
+        with pytest.raises((TypeError, AttributeError), match="causal|memory|remember|new_cache"):
+            call()
+
+
+def rotary(q, k, start):
+    "Su et al. 2021, equation 34: each pair of features turned by an angle that grows with the position."
+    def turned(x, first):
+        angles = (first + torch.arange(x.shape[2]))[:, None] * 10000.0 ** (-torch.arange(0, x.shape[3], 2) / x.shape[3])
+        pairs = torch.view_as_complex(rearrange(x, "b h n (f two) -> b h n f two", two=2).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(3)
+
+    return turned(q, start), turned(k, 0), None
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_slot_sees_queries_and_keys(need_weights):
+    "Rotary positions: scores depend on distances alone, moved queries and keys agree, and stepping with a cache is the whole."
+    layer, x = SelfAttention(16, 2, causal=True), torch.randn(2, 6, 16)
+
+    def run(*args, **kwargs):
+        result = layer(*args, **kwargs, relative=rotary, need_weights=need_weights)
+        return result[0] if need_weights else result
+
+    q, k, v = layer.split(layer.query_key_value(x))
+    moved = [rotary(part, part, 5)[0] for part in (q, k)]
+    here = [rotary(part, part, 0)[0] for part in (q, k)]
+    assert_close(moved[0] @ moved[1].mT, here[0] @ here[1].mT, **EXACT)
+    scores = (here[0] @ here[1].mT / 8**0.5).masked_fill(~causal_mask(6, 6), -math.inf)
+    wanted = layer.out(rearrange(scores.softmax(-1) @ v, "b h n k -> b n (h k)"))
+    assert_close(run(x), wanted, **EXACT)
+    with torch.no_grad():
+        cache = layer.new_cache(2, 6)
+        steps = [run(x[:, t : t + 1], cache=cache, start=t) for t in range(6)]
+    assert_close(torch.cat(steps, 1), wanted, **EXACT)
+
+
+def test_record():
+    "Every call of every module of a kind, detached, in order; nothing once the block is left."
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(3, 4)
+    with record(model, nn.Linear) as given:
+        model(model(x))
+    assert list(given) == ["0", "2"] and [len(calls) for calls in given.values()] == [2, 2]
+    assert_close(given["0"][0], model[0](x)) and not given["2"][1].requires_grad
+    assert_close(given["2"][1], model(model(x)))
+    model(x)
+    assert len(given["0"]) == 2
+    with pytest.raises(ValueError, match="Sequential has no GRU or LSTM module"), record(model, nn.GRU, nn.LSTM):
+        pass
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_once_for_all_lengths(dynamic, unchecked):
+    "A causal layer meets batches of many lengths in training: no graph break, at most one more compilation."
+    torch._dynamo.reset()
+    layer, counter = SelfAttention(16, 2, causal=True), torch._dynamo.testing.CompileCounter()
+    whole = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
+    for n in (6, 9, 4, 11, 2):
+        x = torch.randn(2, n, 16)
+        assert_close(whole(x), layer(x), **EXACT)
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
 # Errors
 
 
 @pytest.mark.parametrize("make,message", [
-    (lambda: Attention(10, 4), "d_model=10 is not divisible by n_heads=4; change one, or give d_head"),
-    (lambda: Attention(8, 4, d_memory=8, causal=True), "cross-attention has no future to hide"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), "make it with d_memory"),
-    (lambda: Attention(8, 4, d_memory=6)(torch.zeros(1, 2, 8)), r"needs memory, or the cache that remember\(memory\) made"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), start=1), r"start=1 without earlier positions.*new_cache\(batch_size, max_len\)"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 2)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 3, dtype=torch.bool)), r"mask of shape \(1, 3\) must be \(b, m\) = \(1, 2\)"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 3, 8), cache=Attention(8, 4).new_cache(1, 2)), "room for 2 positions, 3 are needed.*max_len=3 or more"),
-    (lambda: Attention(8, 0), "n_heads=0 must be at least 1"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 1, 8), cache=Attention(8, 4).new_cache(2, 2)), r"keys of shape \(1, 4, 1, 2\) don't fit a cache of \(2, 4, 2, 2\).*reorder"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 1, 8), cache=Attention(8, 2).new_cache(1, 2)), "don't fit a cache.*this layer's new_cache"),
-    (lambda: Attention(8, 4)(torch.zeros(1, 1, 8), cache=Attention(8, 4).new_cache(1, 4), start=-2), "start=-2 must count"),
-    (lambda: Attention(8, 4).remember(torch.zeros(1, 2, 8)), r"self-attention.*use new_cache\(batch_size, max_len\)"),
-    (lambda: Attention(8, 4, d_memory=6).new_cache(1, 2), r"cross-attention.*use remember\(memory\)"),
+    (lambda: SelfAttention(10, 4), "d_model=10 is not divisible by n_heads=4; change one, or give d_head"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), start=1), r"start=1 without earlier positions.*new_cache\(batch_size, max_len\)"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 2)), r"mask is torch.float32; it must be boolean.*mask.bool\(\)"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 2, 8), mask=torch.ones(1, 3, dtype=torch.bool)), r"mask of shape \(1, 3\) must be \(b, m\) = \(1, 2\)"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 3, 8), cache=SelfAttention(8, 4).new_cache(1, 2)), "room for 2 positions, 3 are needed.*max_len=3 or more"),
+    (lambda: SelfAttention(8, 0), "n_heads=0 must be an integer of at least 1"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 4).new_cache(2, 2)), r"keys of shape \(1, 4, 1, 2\) don't fit a cache of \(2, 4, 2, 2\).*reorder"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 2).new_cache(1, 2)), "don't fit a cache.*this layer's new_cache"),
+    (lambda: SelfAttention(8, 4)(torch.zeros(1, 1, 8), cache=SelfAttention(8, 4).new_cache(1, 4), start=-2), "start=-2 must count"),
     (lambda: fused_attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 4, 4)), "5 keys and 4 values"),
     (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=3), "window=3 must be even"),
-    (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=0), "window=0 must be even and at least 2"),
+    (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=0), "window=0 must be an integer of at least 2"),
 ])
 def test_errors_name_the_remedy(make, message, unchecked):
     with pytest.raises(ValueError, match=message):
@@ -494,7 +566,7 @@ def test_errors_name_the_remedy(make, message, unchecked):
 @pytest.mark.parametrize("call,argument,axis", [
     (lambda: scaled_dot_product(torch.zeros(1, 2, 4), torch.zeros(1, 3, 5), torch.zeros(1, 3, 4)), "k", "k=4"),
     (lambda: scaled_dot_product(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4), torch.zeros(1, 2, 4)), "v", "m=3"),
-    (lambda: Attention(8, 4, d_memory=6)(torch.zeros(2, 2, 8), torch.zeros(1, 2, 6)), "memory", "b=2"),
+    (lambda: CrossAttention(8, 4, d_memory=6)(torch.zeros(2, 2, 8), torch.zeros(1, 2, 6)), "memory", "b=2"),
     (lambda: KVCache(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)), "v", "t=3"),
 ])
 def test_wrong_shapes_name_the_axis(call, argument, axis):

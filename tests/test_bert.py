@@ -284,11 +284,11 @@ def test_pieces_at_chosen_places(model):
     model, ids, chosen = small(model), torch.randint(29, (3, 9)), torch.rand(3, 9) < 0.3
     found = model(ids)
     logits = found[0] if isinstance(found, tuple) else found
-    states = model.bert(ids)
+    states = model.trunk(ids)
     close(model.pieces(states[chosen]), logits[chosen].detach())
     assert sum(p.shape == (29, 32) for p in model.parameters()) == 1
     model.pieces(states)[..., 3].sum().backward()
-    assert model.bert.embedding.tokens.weight.grad[3].abs().max() > 0
+    assert model.trunk.embedding.tokens.weight.grad[3].abs().max() > 0
     if isinstance(found, tuple):
         assert torch.equal(model.follows(states), found[1])
 
@@ -319,7 +319,7 @@ def test_from_the_trunk_to_every_head(name, tmp_path):
         ours.from_pretrained(tmp_path)
     heads = [part for part, child in ours(BertConfig(**SMALL)).named_children() if part not in ("bert", "dropout")]
     model = ours.from_pretrained(tmp_path, fresh=heads, **dict(n_classes=4) if "Classification" in name else {})
-    close(model.bert(ids), theirs(ids).last_hidden_state)
+    close(model.trunk(ids), theirs(ids).last_hidden_state)
     for part in heads:
         for p in model.get_submodule(part).parameters():
             assert p.isfinite().all()
@@ -340,7 +340,7 @@ def test_pretrained_goes_into_every_model(tmp_path):
     close(Bert.from_pretrained(tmp_path)(ids), states)
     close(BertForMaskedLM.from_pretrained(tmp_path)(ids), theirs(ids).prediction_logits)
     for model, head in ((BertForSequenceClassification, "classifier"), (BertForTokenClassification, "classifier"), (BertForQuestionAnswering, "span")):
-        close(model.from_pretrained(tmp_path, fresh=head).bert(ids), states)
+        close(model.from_pretrained(tmp_path, fresh=head).trunk(ids), states)
 
 
 def test_dropout_where_the_paper_has_it():
@@ -348,7 +348,7 @@ def test_dropout_where_the_paper_has_it():
     model = small(BertForSequenceClassification, dropout=0.25)
     rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
     assert set(rates) == {0.25} and len(rates) == 2 + 2 * 2
-    assert {block.attention.layer.dropout for block in model.bert.stack.blocks} == {0.25}
+    assert {block.attention.layer.dropout for block in model.trunk.stack.blocks} == {0.25}
     ids = torch.randint(29, (2, 5))
     assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
 
@@ -500,7 +500,7 @@ def test_minilm_under_a_new_head(tmp_path):
     model = BertForTokenClassification.from_pretrained(str(MINILM), fresh="classifier", n_classes=9)
     ids = torch.tensor([packed("Guido works in Haarlem.").ids])
     with torch.no_grad():
-        assert model(ids).shape == (1, ids.shape[1], 9) and torch.equal(model.bert(ids), minilm()[0](ids))
+        assert model(ids).shape == (1, ids.shape[1], 9) and torch.equal(model.trunk(ids), minilm()[0](ids))
     with pytest.raises(ValueError, match=r"lacks classifier\.(bias|weight).*fresh"):
         BertForTokenClassification.from_pretrained(str(MINILM), n_classes=9)
     model.save_pretrained(tmp_path)

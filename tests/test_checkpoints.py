@@ -175,7 +175,7 @@ def test_old_buffers_and_bare_trunk(gpt2):
 def test_head_of_a_larger_model_is_left_out(bert):
     "A trunk, and one of two heads, from a file that has more; a pooler that isn't needed."
     whole = BertForPreTraining.from_pretrained(bert)
-    assert equal(Bert.from_pretrained(bert), whole.bert)
+    assert equal(Bert.from_pretrained(bert), whole.trunk)
     assert equal(BertForMaskedLM.from_pretrained(bert).mlm, whole.mlm)
 
 
@@ -280,23 +280,23 @@ def test_fresh_head(bert):
         assert not model.training and model.classifier.weight.shape == (5, 24)
         assert (model.classifier.bias == 0).all() and 0.01 < model.classifier.weight.std() < 0.03
         trunk.pooler = None
-        assert equal(model.bert, trunk)
+        assert equal(model.trunk, trunk)
 
 
 def test_fresh_part_may_be_deep_and_in_the_file(bert):
     "A module within a module, of another shape or not, starts at random though the file has it."
     expected = BertForSequenceClassification.from_pretrained(bert, fresh="classifier")
-    model = BertForSequenceClassification.from_pretrained(bert, fresh=["bert.pooler", "classifier", "bert.stack.blocks.1"])
-    assert not torch.equal(model.bert.pooler.dense.weight, expected.bert.pooler.dense.weight)
-    norm = model.bert.stack.blocks[1].attention.norm
+    model = BertForSequenceClassification.from_pretrained(bert, fresh=["trunk.pooler", "classifier", "trunk.stack.blocks.1"])
+    assert not torch.equal(model.trunk.pooler.dense.weight, expected.trunk.pooler.dense.weight)
+    norm = model.trunk.stack.blocks[1].attention.norm
     assert (norm.weight == 1).all() and (norm.bias == 0).all()
-    assert equal(model.bert.stack.blocks[0], expected.bert.stack.blocks[0])
+    assert equal(model.trunk.stack.blocks[0], expected.trunk.stack.blocks[0])
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
 
 
 def test_fresh_part_that_is_none(bert):
-    for fresh in ("head", "", ["classifier", "bert.poole"]):
-        with pytest.raises(ValueError, match="is no module of BertForSequenceClassification; it has bert, classifier, dropout"):
+    for fresh in ("head", "", ["classifier", "trunk.poole"]):
+        with pytest.raises(ValueError, match="is no module of BertForSequenceClassification; it has classifier, dropout, trunk"):
             BertForSequenceClassification.from_pretrained(bert, fresh=fresh)
 
 
@@ -749,7 +749,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
 def test_saving_over_the_file_that_was_read(ours):
     model = GPT.from_pretrained(ours)
     with torch.no_grad():
-        model.tokens.weight += 1
+        model.embedding.tokens.weight += 1
     before = copy.deepcopy(model)
     model.save_pretrained(ours)
     assert equal(model, before) and equal(GPT.from_pretrained(ours), before)
@@ -819,12 +819,12 @@ def test_default_dtype(ours):
         model = GPT.from_pretrained(ours)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert model.tokens.weight.dtype == torch.float64 and equal(model.float(), GPT.from_pretrained(ours))
+    assert model.embedding.tokens.weight.dtype == torch.float64 and equal(model.float(), GPT.from_pretrained(ours))
 
 
 def test_weights_that_are_not_contiguous(tmp_path):
     model, = models(1)
-    model.tokens.weight = torch.nn.Parameter(model.tokens.weight.detach().T.contiguous().T)
+    model.embedding.tokens.weight = torch.nn.Parameter(model.embedding.tokens.weight.detach().T.contiguous().T)
     model.stack.blocks[0].attention.layer.query_key_value.weight.data = torch.randn(24, 144)[:, ::2].T
     model.save_pretrained(tmp_path)
     assert equal(GPT.from_pretrained(tmp_path), model)
@@ -895,8 +895,8 @@ def watch(frame, event, argument):  # after every call of a function written in 
     if event == "c_return":
         peaks.append(anonymous())
 
-small, *large = sys.argv[1:]
-GPT.from_pretrained(small)  # what PyTorch loads at its first use doesn't count
+dtype, small, *large = sys.argv[1:]
+GPT.from_pretrained(small, dtype=dtype)  # what PyTorch loads at its first use doesn't count
 for folder in large:
     before, peaks = anonymous(), []
     sys.setprofile(watch)
@@ -912,16 +912,264 @@ except ConnectionError as error:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_memory_and_offline(ours, tmp_path):
-    "One copy of 63 MB of weights, most of them turned on the way, from a file and from shards; offline it says so."
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_and_offline(dtype, ours, tmp_path):
+    "One copy of 63 MB of weights (of 31 in bfloat16), most of them turned on the way, from a file and from shards; offline it says so."
     model = GPT(GPTConfig.gpt2(vocab_size=10_000, n_layers=3, d_model=512, n_heads=8, max_len=64))
     for name, size in (("whole", "5GB"), ("shards", "20MB")):
         model.save_pretrained(tmp_path / name, max_shard_size=size)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment["MALLOC_MMAP_THRESHOLD_"] = "100000"  # what is freed goes back at once, and isn't there for the next
-    command = [sys.executable, "-c", MEMORY, ours, tmp_path / "whole", tmp_path / "shards"]
+    command = [sys.executable, "-c", MEMORY, dtype, ours, tmp_path / "whole", tmp_path / "shards"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     whole, shards, message = done.stdout.split("\n", 2)
     assert 0.9 < float(whole) < 1.25, whole
     assert 0.9 < float(shards) < 1.25, shards
     assert message.startswith("no folder 'gpt2' here, and fetching that model from the hub failed; go online")
+
+
+# Another precision, another device
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+@pytest.mark.parametrize("size", ["5GB", "10KB"])
+def test_dtype(dtype, size, tmp_path):
+    "Read straight into it, as converting the whole model afterwards would give, from every precision."
+    model, = models(1)
+    for stored in (torch.float32, torch.bfloat16, torch.float64):
+        copy.deepcopy(model).to(stored).save_pretrained(tmp_path, max_shard_size=size)
+        expected = GPT.from_pretrained(tmp_path, dtype=torch.float64).to(dtype)
+        for name in (dtype, str(dtype).removeprefix("torch.")):
+            read = GPT.from_pretrained(tmp_path, dtype=name)
+            assert {tensor.dtype for tensor in read.state_dict().values()} == {dtype}
+            assert equal(read, expected) and read(IDS).dtype == dtype
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_dtype_of_a_fresh_part_and_of_theirs(bert):
+    model = BertForSequenceClassification.from_pretrained(bert, dtype="bfloat16", fresh="classifier")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and model.classifier.weight.float().std() > 0.01
+    theirs = transformers.BertModel.from_pretrained(bert, dtype=torch.bfloat16)
+    trunk = Bert.from_pretrained(bert, dtype="bfloat16")
+    assert torch.equal(trunk.embedding.tokens.weight, theirs.embeddings.word_embeddings.weight)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float", "torch.float16", "x" * 10**6, torch.int8, torch.complex64, 16])
+def test_dtype_that_is_none(ours, dtype, unchecked):
+    with pytest.raises(ValueError, match="dtype=.* must be one of None, torch.float64, torch.float32, torch.float16") as error:
+        GPT.from_pretrained(ours, dtype=dtype)
+    assert len(str(error.value)) < 300
+
+
+def test_value_that_float16_cannot_hold(gpt2):
+    edit_tensors(gpt2, lambda tensors: tensors.update({"transformer.ln_f.bias": torch.full((24,), 1e5)}))
+    with pytest.raises(ValueError, match=r"ln_f\.bias holds NaN or infinity in torch.float16: .* need a wider dtype"):
+        GPT.from_pretrained(gpt2, dtype="float16")
+    assert GPT.from_pretrained(gpt2, dtype="bfloat16").stack.norm.bias[0] == torch.tensor(1e5).bfloat16()
+
+
+def test_device(ours):
+    expected = GPT.from_pretrained(ours)
+    for device in ("cpu", torch.device("cpu"), torch.device("cpu", 0), None):
+        assert equal(GPT.from_pretrained(ours, device=device), expected)
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta"), "gpu", "cuda:x", "", 1.5])
+def test_device_that_is_none(ours, device, unchecked):
+    with pytest.raises(ValueError, match="device=.* must be one that holds values, as 'cpu' or 'cuda:0'"):
+        GPT.from_pretrained(ours, device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_straight_to_a_gpu(tmp_path):
+    model, = models(1)
+    model.save_pretrained(tmp_path)
+    read = GPT.from_pretrained(tmp_path, device="cuda", dtype="bfloat16")
+    assert {(p.device.type, p.dtype) for p in read.parameters()} == {("cuda", torch.bfloat16)}
+    assert equal(read.cpu(), GPT.from_pretrained(tmp_path, dtype=torch.bfloat16))
+
+
+# What an owner edits
+
+@pytest.mark.parametrize("change", [
+    dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), dict(id2label={"0": "bad", "1": "good"}, label2id={"bad": 0, "good": 1}),
+    dict(eos_token_id=7, pad_token_id=7, bos_token_id=1), dict(architectures=["Another"], transformers_version="9.9"),
+    dict(n_layer=2), dict(torch_dtype="float16", note="mine"),
+], ids=str)
+def test_an_edited_configuration_loads(ours, change):
+    expected = GPT.from_pretrained(ours)
+    edit_config(ours, **change)
+    read = GPT.from_pretrained(ours)
+    assert equal(read, expected)
+    assert read.config.dropout == change.get("resid_pdrop", 0.1)
+
+
+def test_damaged_weights_under_an_edited_configuration(ours):
+    edit_config(ours, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    path = ours / "model.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-5] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="are not those that were saved together"):
+        GPT.from_pretrained(ours)
+
+
+def test_a_folder_of_an_earlier_version(ours):
+    "Its fingerprint was made in another way: it's read like the file of others."
+    expected, path = GPT.from_pretrained(ours), ours / "model.safetensors"
+    save_file(load_file(path), path, {"format": "pt", "fingerprint": "0123456789abcdef0123456789abcdef"})
+    assert equal(GPT.from_pretrained(ours), expected)
+
+
+# Nonsense
+
+@pytest.mark.parametrize("name", ["../shards/model-00001-of-00007.safetensors", "/etc/model.safetensors", "sub/model.safetensors",
+                                  "..", "", "config.json", "a\\b.safetensors", "a\0.safetensors", 3, None, True, ["x"], {}, "x" * 10**6])
+def test_index_that_leads_elsewhere(shards, name):
+    path = shards / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["transformer.wte.weight"] = name
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="index.json is damaged, .* is no name of a safetensors file in this folder") as error:
+        GPT.from_pretrained(shards)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, '{"a":' * 10**5, '{"a": ' + "[" * 5000 + "]" * 5000 + "}"], ids=len)
+def test_nested_without_end(gpt2, content):
+    (gpt2 / "config.json").write_text(content)
+    with pytest.raises(ValueError, match="config.json is damaged, fetch or save it again|holds model_type=None"):
+        GPT.from_pretrained(gpt2)
+
+
+@pytest.mark.parametrize("architectures", [5, "GPT", [], [5], [None], {}, [["x"]], ["x" * 10**6], ["os.system('ls')"], True])
+def test_architectures_that_are_none(gpt2, architectures):
+    edit_config(gpt2, architectures=architectures)
+    GPT.from_pretrained(gpt2)
+    (gpt2 / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"transformers\.GPT2LMHeadModel\.from_pretrained"):
+        GPT.from_pretrained(gpt2)
+
+
+LONG = "x" * 10**6
+
+
+@pytest.mark.parametrize("kind, model, change", [
+    ("gpt2", GPT, dict(n_embd=LONG)), ("gpt2", GPT, dict(n_embd=[0] * 10**6)), ("gpt2", GPT, dict(n_embd={LONG: [LONG] * 9})),
+    ("gpt2", GPT, dict(activation_function=LONG)), ("gpt2", GPT, dict(model_type=LONG)), ("gpt2", GPT, dict(quantization_config=LONG)),
+    ("gpt2", GPT, dict(attn_pdrop=LONG)), ("bert", Bert, dict(position_embedding_type=LONG)),
+], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+def test_messages_stay_short(kind, model, change, written, tmp_path):
+    folder = shutil.copytree(written / kind, tmp_path / kind)
+    edit_config(folder, **change)
+    with pytest.raises(ValueError) as error:
+        model.from_pretrained(folder)
+    assert len(str(error.value)) < 1000
+
+
+def test_messages_about_tensors_stay_short(gpt2):
+    edit_tensors(gpt2, lambda tensors: tensors.update({f"{i}{LONG[:10**5]}": torch.ones(1) for i in range(9)}))
+    with pytest.raises(ValueError, match="no place for: .* and 4 more") as error:
+        GPT.from_pretrained(gpt2)
+    assert len(str(error.value)) < 2000
+
+
+# Others write
+
+@pytest.mark.parametrize("moment", ["read_json", "_open", "_check_fingerprint", "_sources", "_copy"])
+@pytest.mark.parametrize("sizes", [("5GB", "5GB"), ("5GB", "10KB"), ("10KB", "5GB"), ("10KB", "20KB")], ids=str)
+def test_reading_beside_a_writer(moment, sizes, tmp_path, monkeypatch):
+    "Another model is saved over the first just before or after each step of reading: what comes of it is that one, whole."
+    first, second = models(1, 2)
+    step = getattr(checkpoints, moment)
+    for before in (True, False):
+        first.save_pretrained(tmp_path, max_shard_size=sizes[0])
+        writes = [second]
+
+        def beside(*arguments, before=before, writes=writes):
+            if before and writes:
+                writes.pop().save_pretrained(tmp_path, max_shard_size=sizes[1])
+            result = step(*arguments)
+            if writes:
+                writes.pop().save_pretrained(tmp_path, max_shard_size=sizes[1])
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, moment, beside)
+            assert equal(GPT.from_pretrained(tmp_path), second)
+        assert not writes
+
+
+def test_reading_waits_for_a_writer(ours, monkeypatch):
+    "Between the old configuration and the new one the folder has none, and the writer's own folder in it."
+    (ours / ".saving-x").mkdir()
+    (ours / "config.json").rename(ours / ".saving-x" / "config.json")
+    naps = []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            (ours / ".saving-x" / "config.json").rename(ours / "config.json")
+
+    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
+    assert isinstance(GPT.from_pretrained(ours), GPT) and len(naps) == 3
+    (ours / "config.json").unlink()  # the writer was killed
+    with pytest.raises(FileNotFoundError, match="has no config.json: it holds no model, or saving one was interrupted"):
+        GPT.from_pretrained(ours)
+
+
+def test_writers_without_end(ours, monkeypatch):
+    stamps = iter(range(1000))
+    monkeypatch.setattr(checkpoints, "_stamp", lambda folder: next(stamps))
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda seconds: None)
+    with pytest.raises(ValueError, match="was written to whenever it was read: try again"):
+        GPT.from_pretrained(ours)
+
+
+FULL = """
+import resource, signal, sys
+from annotated_nlp.gpt import GPT, GPTConfig
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+model = GPT(GPTConfig.gpt2(vocab_size=500, n_layers=2, d_model=64, n_heads=4, max_len=64))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    model.save_pretrained(sys.argv[1], max_shard_size=sys.argv[2])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="limits a file's size as Linux does")
+@pytest.mark.parametrize("size", ["5GB", "90KB"])
+def test_full_disk(ours, size):
+    "Here no file may have more than 100 kB: the model that was there stays, and nothing else."
+    expected, before = GPT.from_pretrained(ours), sorted(os.listdir(ours))
+    done = subprocess.run([sys.executable, "-c", FULL, ours, size], capture_output=True, text=True, check=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert "Error" in done.stdout
+    assert sorted(os.listdir(ours)) == before and equal(GPT.from_pretrained(ours), expected)
+
+
+def test_two_writers(tmp_path, monkeypatch):
+    "A second model is saved between two steps of the first's saving, whichever: nobody fails, and one of the two is there."
+    first, second = models(1, 2)
+    unlink, step = Path.unlink, 0
+    while True:
+        step += 1
+        first.save_pretrained(tmp_path, max_shard_size="10KB")
+        countdown = [step]
+
+        def between(path, *arguments, countdown=countdown, **options):
+            countdown[0] -= 1
+            if countdown[0] == 0:
+                second.save_pretrained(tmp_path)
+            unlink(path, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", between)
+            first.save_pretrained(tmp_path, max_shard_size="20KB")
+        if countdown[0] > 0:
+            break
+        found = GPT.from_pretrained(tmp_path)
+        assert equal(found, first) or equal(found, second)
+    assert step > 5

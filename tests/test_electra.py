@@ -227,7 +227,7 @@ def test_with_berts_width_it_is_bert(tmp_path):
     "An embedding of the blocks' width has no projection, and what is left is BERT."
     sizes = SMALL | dict(d_embedding=32)
     ours, bert = small(d_embedding=32), Bert(BertConfig(**{key: size for key, size in sizes.items() if key != "d_embedding"}), pooler=False).eval()
-    assert isinstance(ours.embedding.project, nn.Identity)
+    assert isinstance(ours.project, nn.Identity)
     bert.load_state_dict({name.replace("shared.", ""): value for name, value in ours.state_dict().items()})
     ids, mask = torch.randint(29, (3, 9)), lengths(9, 4, 6)
     assert torch.equal(ours(ids, mask=mask), bert(ids, mask=mask))
@@ -236,12 +236,12 @@ def test_with_berts_width_it_is_bert(tmp_path):
 def test_the_generators_matrix_is_the_embeddings():
     "Logits of the states at some places are those of all, at these; one matrix of pieces, learned from both ends."
     model, ids, chosen = small(ElectraForMaskedLM), torch.randint(29, (3, 9)), torch.rand(3, 9) < 0.3
-    states = model.electra(ids)
+    states = model.trunk(ids)
     close(model.pieces(states[chosen]), model(ids)[chosen].detach())
     assert sum(p.shape == (29, 20) for p in model.parameters()) == 1
     unread = next(i for i in range(29) if not (ids == i).any())
     model(ids)[..., unread].sum().backward()
-    assert model.electra.embedding.shared.tokens.weight.grad[unread].abs().max() > 0
+    assert model.trunk.embedding.tokens.weight.grad[unread].abs().max() > 0
 
 
 @pytest.mark.parametrize("first", ["ElectraForMaskedLM", "ElectraForPreTraining"])
@@ -260,7 +260,7 @@ def test_pretrained_goes_into_every_model(first, tmp_path):
         with pytest.raises(ValueError, match="lacks .*fresh="):
             ours_(name).from_pretrained(tmp_path)
         model = ours_(name).from_pretrained(tmp_path, fresh=head)
-        close(model.electra(ids), states)
+        close(model.trunk(ids), states)
         for p in model.get_submodule(head).parameters():
             assert p.isfinite().all() and (p.ndim == 1 or 0.01 < p.std() < 0.03)
 
@@ -397,7 +397,7 @@ def test_gradients_of_the_pair():
     masked = masked_(ids)
     found = pair(ids, masked)
     loss = electra_loss(ids, masked.chosen, found)
-    shared = set(pair.discriminator.electra.embedding.shared.parameters())
+    shared = set(pair.discriminator.trunk.embedding.parameters())
     grad = lambda x: dict(zip(pair.parameters(), torch.autograd.grad(x, list(pair.parameters()), retain_graph=True, allow_unused=True)))
     mlm, rtd, total = grad(loss.mlm), grad(loss.rtd), grad(loss.total)
     for p in pair.generator.parameters():
@@ -412,28 +412,28 @@ def test_gradients_of_the_pair():
 def test_what_is_shared():
     "Pieces, places, segments and their norm; each has its own projection. Moving and loading keep it so."
     pair = pair_()
-    g, d = pair.generator.electra.embedding, pair.discriminator.electra.embedding
-    assert g.shared is d.shared and g.project is not d.project and g.project.weight.shape == (16, 20)
+    g, d = pair.generator.trunk, pair.discriminator.trunk
+    assert g.embedding is d.embedding and g.project is not d.project and g.project.weight.shape == (16, 20)
     once = sum(p.numel() for p in pair.parameters())
-    assert once == sum(sum(p.numel() for p in model.parameters()) for model in (pair.generator, pair.discriminator)) - sum(p.numel() for p in g.shared.parameters())
+    assert once == sum(sum(p.numel() for p in model.parameters()) for model in (pair.generator, pair.discriminator)) - sum(p.numel() for p in g.embedding.parameters())
     for p in pair.double().parameters():
         assert p.dtype == torch.float64
     assert g.shared is d.shared
     with torch.device("meta"):
         ghost = pair_()
     ghost.to_empty(device="cpu").load_state_dict(pair.float().state_dict())
-    assert torch.equal(ghost.generator.electra.embedding.shared.tokens.weight, d.shared.tokens.weight)
-    assert ghost.generator.electra.embedding.shared.tokens.weight is ghost.discriminator.electra.embedding.shared.tokens.weight
+    assert torch.equal(ghost.generator.trunk.embedding.tokens.weight, d.embedding.tokens.weight)
+    assert ghost.generator.trunk.embedding.tokens.weight is ghost.discriminator.trunk.embedding.tokens.weight
 
 
 def test_two_folders(tmp_path):
     "After a step of training both are saved whole, shared tensors in each, and `transformers` gives their outputs."
     pair, ids, mask = pair_(), torch.randint(5, 29, (4, 9)), lengths(9, 4, 6, 1)
     optimizer, masked = torch.optim.SGD(pair.parameters(), lr=0.01), masked_(ids, mask)
-    before = pair.generator.electra.embedding.shared.tokens.weight.clone()
+    before = pair.generator.trunk.embedding.tokens.weight.clone()
     electra_loss(ids, masked.chosen, pair(ids, masked, None, mask), mask).total.backward()
     optimizer.step()
-    assert not torch.equal(before, pair.generator.electra.embedding.shared.tokens.weight)
+    assert not torch.equal(before, pair.generator.trunk.embedding.tokens.weight)
     for name, model in (("g", pair.generator), ("d", pair.discriminator)):
         model.save_pretrained(tmp_path / name)
         theirs, info = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / name, output_loading_info=True)

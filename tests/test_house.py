@@ -78,14 +78,23 @@ def test_site_is_published_from_main_alone():
     assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
 
 
+TEST_CALLS = [(f"{file.name}, line {node.lineno}", node) for file in (ROOT / "tests").glob("test_*.py")
+              for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+
+
 def test_one_profile_for_hypothesis():
     "conftest.py alone says how long an example may take (as long as it likes) and whether chance is repeated (it is)."
     assert hypothesis.settings.get_current_profile_name() == "book"
     assert hypothesis.settings.default.deadline is None and hypothesis.settings.default.derandomize
-    for file in (ROOT / "tests").glob("test_*.py"):
-        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        own = [call.lineno for call in calls if {"deadline", "derandomize"} & {word.arg for word in call.keywords}]
-        assert not own, f"{file.name}, lines {own}"
+    assert not [where for where, call in TEST_CALLS if {"deadline", "derandomize"} & {word.arg for word in call.keywords}]
+
+
+def test_no_test_looks_at_a_clock():
+    "What must hold on a busy machine counts operations, or waits for what happens; and nothing is given up after seconds."
+    clocks = {"perf_counter", "monotonic", "process_time", "time", "timeit"}
+    assert not [where for where, call in TEST_CALLS if isinstance(call.func, ast.Attribute) and call.func.attr in clocks]
+    limits = [(where, word.value) for where, call in TEST_CALLS for word in call.keywords if word.arg == "timeout"]
+    assert not [where for where, value in limits if not (isinstance(value, ast.Constant) and value.value is None)]
 
 
 def entries(contents):

@@ -72,7 +72,7 @@ def bert_(positions="learned", **changes):
     sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
     model = loud(BertForMaskedLM(BertConfig(**sizes | changes)))
     if positions == "none":
-        nn.init.zeros_(model.bert.embedding.positions.table)
+        nn.init.zeros_(model.trunk.embedding.positions.table)
     return model
 
 
@@ -81,7 +81,7 @@ def electra_(model):
         sizes = dict(vocab_size=V, d_embedding=24, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
         made = loud(model(ElectraConfig(**sizes | changes)))
         if positions == "none":
-            nn.init.zeros_(made.electra.embedding.shared.positions.table)
+            nn.init.zeros_(made.trunk.embedding.positions.table)
         return made
 
     return build

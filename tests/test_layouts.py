@@ -20,7 +20,7 @@ SMALL = dict(d_model=24, n_heads=4, d_ff=30, n_layers=2)
 BERT = BertConfig(vocab_size=43, max_len=16, **SMALL)
 
 
-class Saved(Pretrained, Transformer):
+class Saved(Transformer, Pretrained):
     layouts = LAYOUTS["Transformer"]
 
 

@@ -573,4 +573,7 @@ def test_saved_on_one_device_and_loaded_on_the_other(case, tmp_path):
     model.to("card").save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     same([*loaded.parameters()], wanted)
+    straight = type(model).from_pretrained(tmp_path, device="card", dtype="float64")
+    assert {p.device.type for p in straight.parameters()} == {"card"}
+    same([p.cpu() for p in straight.parameters()], [p.double() for p in wanted])
     same([p.cpu() for p in loaded.to("card").parameters()], wanted)

@@ -147,7 +147,7 @@ def test_rounding(tmp_path, monkeypatch):
                     model = model.to(dtype)
                     logits = model(src, tgt, mask) if who == "ours" else model(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits
                     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-                    embedding = model.tokens if who == "ours" else model.shared
+                    embedding = model.decoder.embedding.tokens if who == "ours" else model.shared
                     found[who, dtype] = torch.autograd.grad(loss, embedding.weight)[0].double()
         close(found["ours", torch.float64], found["theirs", torch.float64], 1e-12)
         truth = found["theirs", torch.float64]
@@ -207,7 +207,7 @@ def test_their_start_of_a_new_version(tmp_path):
     theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=29, decoder_start_token_id=0, **ODD["plain"], **NEW)).eval()
     ours = twin(theirs, tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors") and not ours.config.tied
-    assert torch.equal(ours.head.weight, ours.tokens.weight) and ours.head.weight is not ours.tokens.weight
+    assert torch.equal(ours.decoder.head.weight, ours.decoder.embedding.tokens.weight) and ours.decoder.head.weight is not ours.decoder.embedding.tokens.weight
     src, mask, tgt, _, _ = batch(theirs.config)
     close(ours(src, tgt, mask), theirs(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits)
 
@@ -234,7 +234,7 @@ def test_old_files(version, tmp_path):
     assert again.config == ours.config and all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
     rewrite(tmp_path, lambda x: {name: value for name, value in x.items() if name != "shared.weight"})
     again = T5.from_pretrained(tmp_path)
-    assert torch.equal(again.tokens.weight, ours.tokens.weight)
+    assert torch.equal(again.decoder.embedding.tokens.weight, ours.decoder.embedding.tokens.weight)
     rewrite(tmp_path, lambda x: x | {"decoder.embed_tokens.weight": x["decoder.embed_tokens.weight"] + 1})
     with pytest.raises(ValueError, match="encoder.embed_tokens.weight|decoder.embed_tokens.weight"):
         T5.from_pretrained(tmp_path)
@@ -291,22 +291,23 @@ def test_buckets_by_hand():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 40, 150])
 def test_bias_by_hand(causal, n):
-    "One look-up an offset gives what a look-up a pair does; later keys are out of sight."
+    "One look-up an offset gives what a look-up a pair does; a query further on sees a row of the same."
     bias = RelativeBias(T5Config(**SMALL), causal=causal)
-    found = bias(n)
+    found = bias.bias(n)
     for i, j in [(i, j) for i in range(0, n, 7) for j in range(0, n, 5)] + [(0, n - 1), (n - 1, 0)]:
         wanted = bias.table.weight[relative_buckets(torch.tensor(j - i), causal=causal)]
-        assert torch.equal(found[0, :, i, j], wanted if not causal or j <= i else torch.full((4,), -math.inf))
+        assert torch.equal(found[0, :, i, j], wanted)
     close(bias.line(1 - n, 0)[..., None, :], found[:, :, -1:].detach(), 0)
+    assert torch.equal(bias.bias(1, n - 1), found[:, :, -1:])
 
 
 def test_bias_as_theirs(tmp_path):
     theirs = theirs_("1.0")
     ours = twin(theirs, tmp_path)
-    for side, bias in (("encoder", ours.encoder_bias), ("decoder", ours.decoder_bias)):
+    for side, bias in (("encoder", ours.encoder_bias), ("decoder", ours.decoder.relative)):
         wanted = getattr(theirs, side).block[0].layer[0].SelfAttention.compute_bias(60, 60)
         hidden = torch.ones(60, 60, dtype=torch.bool).triu(1) if side == "decoder" else torch.zeros(60, 60, dtype=torch.bool)
-        assert torch.equal(bias(60), wanted.masked_fill(hidden, -math.inf))
+        assert torch.equal(bias.bias(60).masked_fill(hidden, -math.inf), wanted.masked_fill(hidden, -math.inf))
 
 
 def test_weights_as_theirs(tmp_path):
@@ -320,11 +321,11 @@ def test_weights_as_theirs(tmp_path):
         logits = ours(src, tgt, mask)
     close(logits, ours(src, tgt, mask).detach())
     for layer in range(2):
-        for name, wanted in (("encoder.blocks.{}.attention.layer", answer.encoder_attentions), ("decoder.blocks.{}.attention.layer", answer.decoder_attentions), ("decoder.blocks.{}.cross.layer", answer.cross_attentions)):
+        for name, wanted in (("encoder.blocks.{}.attention.layer", answer.encoder_attentions), ("decoder.stack.blocks.{}.attention.layer", answer.decoder_attentions), ("decoder.stack.blocks.{}.cross.layer", answer.cross_attentions)):
             found, wanted = maps[name.format(layer)], wanted[layer].detach()
             rows = mask if name.startswith("enc") else tokens
             close(found.movedim(1, 2)[rows], wanted.movedim(1, 2)[rows])
-        assert not maps[f"encoder.blocks.{layer}.attention.layer"].movedim(3, 1)[~mask].any() and not maps[f"decoder.blocks.{layer}.attention.layer"].triu(1).any()
+        assert not maps[f"encoder.blocks.{layer}.attention.layer"].movedim(3, 1)[~mask].any() and not maps[f"decoder.stack.blocks.{layer}.attention.layer"].triu(1).any()
 
 
 def test_bias_is_built_once(monkeypatch):
@@ -379,7 +380,7 @@ def test_initialisation_as_theirs(version):
     ours = T5(T5Config(**sizes, n_heads=5, d_head=24, n_layers=3, n_buckets=512, max_distance=900, **OURS[version]))
     layout, wanted = ours._writable()[0], dict(theirs.named_parameters())
     for name, p in ours.named_parameters():
-        parts = ["shared.weight"] if name == "head.weight" else layout.place(name).names
+        parts = ["shared.weight"] if name == "decoder.head.weight" else layout.place(name).names
         for chunk, part in zip(p.chunk(len(parts)), parts, strict=True):
             other = wanted[part]
             assert abs(chunk.std(correction=0) - other.std(correction=0)) <= 0.05 * other.std(correction=0) and abs(chunk.mean() - other.mean()) < 0.04 * max(other.std(correction=0), 1e-9), part
@@ -388,9 +389,9 @@ def test_initialisation_as_theirs(version):
 def test_parts_start_anew(tmp_path):
     theirs = theirs_("1.1")
     theirs.save_pretrained(tmp_path)
-    ours = T5.from_pretrained(tmp_path, fresh=["head", "decoder_bias"])
-    assert 0.9 < ours.head.weight.std() < 1.1 and 0.1 < ours.decoder_bias.table.weight.std() < 0.25
-    assert torch.equal(ours.tokens.weight, theirs.shared.weight)
+    ours = T5.from_pretrained(tmp_path, fresh=["decoder.head", "decoder.relative"])
+    assert 0.9 < ours.decoder.head.weight.std() < 1.1 and 0.1 < ours.decoder.relative.table.weight.std() < 0.25
+    assert torch.equal(ours.decoder.embedding.tokens.weight, theirs.shared.weight)
 
 
 @VERSIONS
@@ -402,7 +403,7 @@ def test_larger_steps(version, factor, tmp_path):
     loss = lambda: model(src, tgt, mask).square().mean()
     start, wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, loss()
     gradients = dict(zip(start, torch.autograd.grad(loss(), list(model.parameters()))))
-    touched = {"tokens", "encoder_bias.table", "decoder_bias.table"}
+    touched = {"decoder.embedding.tokens", "encoder_bias.table", "decoder.relative.table"}
     with larger_steps(model, factor):
         assert_close(loss(), wanted, atol=0, rtol=1e-5)
         names = {name.replace(".parametrizations.weight.original", ".weight") for name, _ in model.named_parameters()}
@@ -413,7 +414,7 @@ def test_larger_steps(version, factor, tmp_path):
             found = model.get_submodule(part).parametrizations.weight.original.grad
             close(found, factor * gradients[f"{part}.weight"], 1e-4)
         optimizer.step()
-    assert {name for name, _ in model.named_parameters()} == set(start) and type(model.tokens) is torch.nn.Embedding
+    assert {name for name, _ in model.named_parameters()} == set(start) and type(model.decoder.embedding.tokens) is torch.nn.Embedding
     for name, p in model.named_parameters():
         moved = (p.detach() - start[name])[gradients[name] != 0].abs()
         step = 1e-4 * (factor if name.removesuffix(".weight") in touched else 1.0)
@@ -458,14 +459,14 @@ def test_greedy_as_theirs(version, odd, tmp_path):
     src, mask, *_ = batch(theirs.config)
     free = again(ours, src, 20, mask)
     for stop in sorted({*free[:, ::3].flatten().tolist()} - {theirs.config.pad_token_id})[:3]:
-        found = ours.generate(src, 20, stop_id=stop, src_mask=mask)
+        found = ours.generate(src, 20, stop_id=stop, mask=mask)
         wanted = generated(theirs, src, 20, mask, eos_token_id=stop)
         assert torch.equal(found, wanted[:, : found.shape[1]]) and wanted.shape == found.shape
         for row, whole in zip(found.tolist(), free.tolist()):
             end = whole.index(stop) + 1 if stop in whole else 20
             ends.add(end)
             assert row[:end] == whole[: min(end, len(row))] and set(row[end:]) <= {theirs.config.pad_token_id}
-    assert torch.equal(ours.generate(src, 20, src_mask=mask), generated(theirs, src, 20, mask))
+    assert torch.equal(ours.generate(src, 20, mask=mask), generated(theirs, src, 20, mask))
     assert len(ends) > 1 and len(set(map(tuple, free.tolist()))) > 2
 
 
@@ -477,12 +478,12 @@ def test_beam_search_as_theirs(version, beam, alpha, tmp_path):
     ours = twin(theirs, tmp_path)
     src, mask, *_ = batch(theirs.config)
     texts, sizes, first = set(), set(), torch.zeros(4, dtype=torch.long)
-    for stop in sorted({*ours.generate(src, 9, src_mask=mask)[:, 1::2].flatten().tolist()} - {0})[:3]:
+    for stop in sorted({*ours.generate(src, 9, mask=mask)[:, 1::2].flatten().tolist()} - {0})[:3]:
         found = beam_search(ours.step, ours.start(src, mask), first, beam=beam, max_new_tokens=12, stop_id=stop, pad_id=stop, length_penalty=alpha)
         options = dict(eos_token_id=stop, pad_token_id=stop, length_penalty=alpha, early_stopping="never", num_beams=beam)
         wanted = generated(theirs, src, 12, mask, num_return_sequences=beam, **options)
         assert torch.equal(found.ids, wanted.unflatten(0, (4, beam)))
-        best = ours.generate(src, 12, stop_id=stop, src_mask=mask, beam=beam, length_penalty=alpha)
+        best = ours.generate(src, 12, stop_id=stop, mask=mask, beam=beam, length_penalty=alpha)
         wanted = found.ids[:, 0, : best.shape[1]]
         assert torch.equal(best, torch.where(torch.arange(best.shape[1]) < found.lengths[:, :1], wanted, 0)) and found.lengths[:, 0].max() == best.shape[1]
         texts, sizes = texts | set(map(tuple, found.ids.flatten(0, 1).tolist())), sizes | set(found.lengths.flatten().tolist())
@@ -508,9 +509,9 @@ def test_chance():
     model = small().train()
     model.decoder.eval()
     src, mask, *_ = batch(model.config)
-    draw = lambda seed, **rule: model.generate(src, 15, 1.0, **rule, src_mask=mask, generator=torch.Generator().manual_seed(seed))
+    draw = lambda seed, **rule: model.generate(src, 15, 1.0, **rule, mask=mask, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1)[:, :5], draw(2)[:, :5])
-    assert torch.equal(draw(1, top_k=1), model.generate(src, 15, src_mask=mask))
+    assert torch.equal(draw(1, top_k=1), model.generate(src, 15, mask=mask))
     with pytest.raises(ValueError):
         draw(1, top_k=0)
     assert model.training and not model.decoder.training and model.encoder.training
@@ -523,7 +524,8 @@ def test_dropout_acts_where_the_paper_says():
     calm = model(src, tgt, mask)
     assert torch.equal(calm, model(src, tgt, mask)) and not torch.equal(calm, model.train()(src, tgt, mask))
     seen = []
-    model.dropout.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
+    for dropout in (model.decoder.embedding.dropout, model.dropout, model.decoder.dropout):
+        dropout.register_forward_hook(lambda module, args, output: seen.append(args[0].shape))
     model(src, tgt, mask)
     assert [tuple(shape) for shape in seen] == [(4, 37, 32), (4, 37, 32), (4, 23, 32), (4, 23, 32)]
 
@@ -593,7 +595,7 @@ def test_bad_settings(changes, words, unchecked):
     (lambda: written(stop_id=29), ["stop_id=29", "29"]),
     (lambda: written(stop_id=-1), ["stop_id=-1"]),
     (lambda: written(stop_id=1.5), ["stop_id=1.5"]),
-    (lambda: written(src_mask=FLAG.long()), ["src_mask", "int64"]),
+    (lambda: written(mask=FLAG.long()), ["src_mask", "int64"]),
     (lambda: small().start(ids_(2, 5), max_len=0), ["max_len=0"]),
     (lambda: small().step(ids_(3), small().start(ids_(2, 5))), ["ids", "(3,)", "2"]),
     (lambda: small().step(ids_(2) + 24, small().start(ids_(2, 5))), ["ids", "29"]),
@@ -643,8 +645,8 @@ def test_on_a_gpu(version, tmp_path):
     "The CPU's logits to float32's rounding, bfloat16 to its own; the same tokens."
     ours = twin(theirs_(version), tmp_path)
     src, mask, tgt, _, tokens = batch(ours.config)
-    wanted, text = ours(src, tgt, mask)[tokens].detach(), ours.generate(src, 20, src_mask=mask)
-    assert torch.equal(ours.cuda().generate(src.cuda(), 20, src_mask=mask.cuda()).cpu(), text)
+    wanted, text = ours(src, tgt, mask)[tokens].detach(), ours.generate(src, 20, mask=mask)
+    assert torch.equal(ours.cuda().generate(src.cuda(), 20, mask=mask.cuda()).cpu(), text)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 16 / 256)):
         found = ours.to("cuda", dtype)(src.cuda(), tgt.cuda(), mask.cuda())
         close(found.float().cpu()[tokens], wanted, tolerance)

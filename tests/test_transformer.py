@@ -23,7 +23,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
 from messages import says
-from annotated_nlp.attention import attention_maps
+from annotated_nlp.attention import added, attention_maps, record
 from annotated_nlp.decoding import State, beam_search, greedy, sample
 from annotated_nlp.seq2seq import cross_entropy
 from annotated_nlp.transformer import (
@@ -34,7 +34,7 @@ from annotated_nlp.transformer import (
     Sublayer,
     Transformer,
     TransformerConfig,
-    TransformerState,
+    DecoderState,
     initialise_normal,
     sinusoidal_positions,
 )
@@ -243,10 +243,10 @@ class Theirs(nn.Module):
 
 
 def from_whole(p, shared):
-    found = {"src_embedding.tokens.weight": p["src.weight"], "tgt_embedding.tokens.weight": p["src.weight" if shared else "tgt.weight"]}
+    found = {"src_embedding.tokens.weight": p["src.weight"], "decoder.embedding.tokens.weight": p["src.weight" if shared else "tgt.weight"]}
     for side in ("encoder", "decoder"):
         part = stacked(within(p, f"core.{side}."), from_pytorch, "layers", "norm")
-        found |= {f"{side}.{name}": value for name, value in part.items()}
+        found |= {f"{dict(encoder='encoder', decoder='decoder.stack')[side]}.{name}": value for name, value in part.items()}
     return found
 
 
@@ -356,7 +356,7 @@ def test_block_is_t5s(version, projection, activation, gated, decoder, padded):
     extra = dict(memory=memory, memory_mask=memory_mask) if decoder else {}
     their_extra = dict(encoder_hidden_states=memory, encoder_attention_mask=additive(memory_mask[:, None, None]) if padded else None) if decoder else {}
     inputs = [x, relative.relative_attention_bias.weight, *([memory] if decoder else [])]
-    run, their_run = lambda: ours(x, mask, relative.compute_bias(n, n), **extra), lambda: theirs(x, attention_mask=additive(allowed), **their_extra)[0]
+    run, their_run = lambda: ours(x, mask, added(relative.compute_bias(n, n)), **extra), lambda: theirs(x, attention_mask=additive(allowed), **their_extra)[0]
     compare(ours, theirs, from_t5, run, their_run, inputs, skip=[table])
 
 
@@ -369,8 +369,8 @@ def test_stacks_are_t5s(version, projection, activation, gated):
     encoder, decoder = (theirs.get_submodule(f"{side}.block.0.layer.0.SelfAttention") for side in parts)
 
     def run():
-        memory = parts["encoder"](theirs.shared(src), mask, encoder.compute_bias(9, 9))
-        return parts["decoder"](theirs.shared(tgt), bias=decoder.compute_bias(6, 6), memory=memory, memory_mask=mask)
+        memory = parts["encoder"](theirs.shared(src), mask, added(encoder.compute_bias(9, 9)))
+        return parts["decoder"](theirs.shared(tgt), relative=added(decoder.compute_bias(6, 6)), memory=memory, memory_mask=mask)
 
     def convert(p):
         found = {side: stacked(within(p, f"{side}."), from_t5, "block", "final_layer_norm") for side in parts}
@@ -673,7 +673,7 @@ def opinionated(**changes):
     "Weights with which no token is simply repeated: the last norm turns what it lets through."
     model = small(**changes)
     disturb(model)
-    last = model.decoder.norm if model.config.norm_first else model.decoder.blocks[-1].feed_forward.norm
+    last = model.decoder.stack.norm if model.config.norm_first else model.decoder.stack.blocks[-1].feed_forward.norm
     nn.init.normal_(last.weight)
     return model
 
@@ -692,7 +692,7 @@ def test_step_by_step_is_forward(changes):
     model, (src, mask), tgt = opinionated(**changes), sources(), torch.randint(4, 20, (6, 9))
     for src_mask in (mask, None):
         whole, state = model(src, tgt, src_mask), model.start(src, src_mask)
-        assert isinstance(state, State) and isinstance(state, TransformerState)
+        assert isinstance(state, State) and isinstance(state, DecoderState)
         for t in range(9):
             logits, state = model.step(tgt[:, t], state)
             close(logits, whole[:, t], f"step {t}")
@@ -724,13 +724,13 @@ def test_a_reordered_state_leaves_the_old_one_alone():
 @pytest.mark.parametrize("beam,alpha", [(3, 0.0), (5, 1.0)])
 def test_cached_search_is_reading_again(beam, alpha, changes, monkeypatch):
     "Tokens equal, scores to 1e-5, hypotheses that change their places among them."
-    moved, original = [], TransformerState.reorder
+    moved, original = [], DecoderState.reorder
 
     def reorder(self, index):
         moved.append(index.tolist() != list(range(len(index))))
         return original(self, index)
 
-    monkeypatch.setattr(TransformerState, "reorder", reorder)
+    monkeypatch.setattr(DecoderState, "reorder", reorder)
     lengths, texts = set(), set()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -816,6 +816,94 @@ def test_a_prompt_goes_in_at_once_or_in_pieces(cross, unchecked):
             stack(x, memory_mask=mask, caches=stack.new_caches(2, 8, memory))
 
 
+# The rest of a stack
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_states_of_all_layers(norm_first):
+    "What came in, then what each block gave, the last one after the last norm; `record` sees the same."
+    stack, x = Stack(block_config(norm_first, "gelu"), 3), torch.randn(2, 5, 32)
+    disturb(stack)
+    with record(stack, Block) as given:
+        layers = stack(x, all_layers=True)
+    assert len(layers) == 4 and layers[0] is x and torch.equal(layers[-1], stack(x))
+    for i, found in enumerate(layers[1:]):
+        (wanted,) = given[f"blocks.{i}"]
+        assert_close(found, stack.norm(wanted) if i == 2 else wanted)
+
+
+def test_states_of_both_sides():
+    model, src, tgt = small(), torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
+    encoder, decoder = model.states(src, tgt, all_layers=True)
+    assert len(encoder) == len(decoder) == 3
+    assert_close(model.decoder.logits(decoder[-1]), model(src, tgt))
+    assert_close(encoder[-1], model.encode(src)[0])
+    assert all(map(torch.equal, model.states(src, tgt), (encoder[-1], decoder[-1])))
+
+
+def test_one_block_many_times():
+    "ALBERT's sharing: the parameters of one block, the outputs of a stack whose blocks are equal, a cache for each layer."
+    config, x = block_config(True, "gelu"), torch.randn(2, 5, 32)
+    shared, plain = Stack(config, 3, causal=True, shared=True).eval(), Stack(config, 3, causal=True).eval()
+    disturb(shared)
+    for block in plain.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    plain.norm.load_state_dict(shared.norm.state_dict())
+    assert sum(p.numel() for p in shared.blocks.parameters()) * 3 == sum(p.numel() for p in plain.blocks.parameters())
+    assert_close(shared(x), plain(x))
+    with torch.no_grad():
+        caches = shared.new_caches(2, 5)
+        steps = [shared(x[:, t : t + 1], caches=caches, start=t) for t in range(5)]
+    assert_close(torch.cat(steps, 1), plain(x))
+
+
+def test_checkpointing_changes_memory_alone():
+    "Same values, same gradients, dropout included; what is kept for the backward pass is the blocks' inputs."
+    stack, x = Stack(block_config(True, "gelu", dropout=0.3), 6, causal=True).train(), torch.randn(4, 32, 32, requires_grad=True)
+    found, kept = [], []
+    for stack.checkpoint in (False, True):
+        held = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: held.append(t.numel()) or t, lambda t: t):
+            torch.manual_seed(0)
+            output = stack(x)
+        kept.append(sum(held))
+        found.append([output, *torch.autograd.grad(output.square().sum(), [x, *stack.parameters()])])
+    for plain, again in zip(*found):
+        assert_close(again, plain, atol=0, rtol=0)
+    assert kept[1] < kept[0] / 5
+
+
+def test_values_for_waves_that_were_built_without():
+    "On the meta device, then given memory, then weights: the sinusoids are in no file, and are there all the same."
+    whole = small()
+    with torch.device("meta"):
+        model = Transformer(whole.config)
+    model.to_empty(device="cpu")
+    model.src_embedding.positions.table.fill_(math.nan)
+    model.load_state_dict(whole.state_dict())
+    src, tgt = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
+    assert torch.equal(model.eval()(src, tgt), whole(src, tgt))
+
+
+@BOTH
+@pytest.mark.parametrize("rule", [{}, dict(beam=3), dict(temperature=1.0, top_k=5)], ids=str)
+def test_generate_is_decoding(rule, changes):
+    "New tokens only, as `decoding`'s functions write them from [BOS] on; ended rows are filled with the padding."
+    model, (src, mask) = opinionated(**changes), sources()
+    draw = lambda: torch.Generator().manual_seed(1)
+    options = dict(max_new_tokens=12, stop_id=EOS)
+    found = model.generate(src, 12, **rule, mask=mask, **dict(generator=draw()) if "temperature" in rule else {})
+    if "beam" in rule:
+        best = beam_search(model.step, model.start(src, mask), begin(6), beam=3, **options)
+        wanted = best.ids[:, 0, : found.shape[1]]
+        assert not best.ids[:, 0, found.shape[1] :].any()
+    elif rule:
+        wanted = sample(model.step, model.start(src, mask), begin(6), **options, **rule, generator=draw()).ids
+    else:
+        wanted = greedy(model.step, model.start(src, mask), begin(6), **options).ids
+    assert torch.equal(found, wanted)
+
+
 # Initialisation
 
 
@@ -849,11 +937,11 @@ def test_weights_are_tied():
     "Section 3.4: one matrix for the output layer and the decoder's embedding, and with a shared vocabulary for the encoder's too."
     model, shared = small(), small(tgt_vocab_size=20, shared_vocab=True)
     x = torch.randn(2, 3, 32)
-    assert_close(model.tgt_embedding.logits(x), x @ model.tgt_embedding.tokens.weight.T)
+    assert_close(model.decoder.embedding.logits(x), x @ model.decoder.embedding.tokens.weight.T)
     names = [name for name, _ in model.named_parameters() if "tokens" in name]
-    assert names == ["src_embedding.tokens.weight", "tgt_embedding.tokens.weight"]
+    assert names == ["src_embedding.tokens.weight", "decoder.embedding.tokens.weight"]
     assert [name for name, _ in shared.named_parameters() if "tokens" in name] == names[:1]
-    assert shared.src_embedding.tokens.weight is shared.tgt_embedding.tokens.weight
+    assert shared.src_embedding.tokens.weight is shared.decoder.embedding.tokens.weight
 
 
 # Errors
