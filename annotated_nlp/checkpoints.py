@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -74,9 +74,8 @@ def find_folder(
         raise FileNotFoundError(
             f"{here}, and the hub has none of that name for you: {error}"
         ) from None
-    except (
-        Exception
-    ) as error:  # of the network, by any of the libraries that the hub's uses
+    except Exception as error:
+        # of the network, by any of the libraries that the hub's uses
         raise ConnectionError(
             f"{here}, and fetching that model from the hub failed; go online, or give a folder: "
             f"{error}"
@@ -94,11 +93,8 @@ def read_json(path: Path) -> dict:
         raise FileNotFoundError(
             f"{path.parent} has no {path.name}: it holds no model, or saving one was interrupted"
         ) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as what:  # of JSON and UTF-8, and nested without end
-        error = what
+    except (ValueError, RecursionError) as what:
+        error = what  # of JSON and UTF-8; nested without end
     raise ValueError(f"{path} is damaged, fetch or save it again: {_few([str(error)])}")
 
 
@@ -262,6 +258,26 @@ def _stamp(folder: Path) -> tuple[int, ...] | None:
     return config.st_ino, config.st_mtime_ns, config.st_size
 
 
+def _settled(folder: Path, read: Callable[[], Any]) -> Any:
+    "What `read` gives, or raises, when nobody saves to the folder meanwhile; else it is done again."
+    for _ in range(20):
+        model, failure, before = None, None, _stamp(folder)
+        try:
+            model = read()
+        except (OSError, RuntimeError, ValueError) as error:
+            failure = error
+        if before == _stamp(folder) and (before or not [*folder.glob(_SCRATCH + "*")]):
+            break
+        time.sleep(0.05)
+    else:
+        failure = failure or ValueError(
+            f"{folder} was written to whenever it was read: try again when that is done"
+        )
+    if failure:
+        raise failure
+    return model
+
+
 def _class_named(theirs: Mapping[str, Any]) -> str | None:
     "The class that a configuration names, if what it names can be one."
     match theirs.get("architectures"):
@@ -276,9 +292,8 @@ def _buffers(kind: type[nn.Module], config: Any, names: set[str]) -> dict[str, T
     here = get_ident()
 
     def emptied(module: nn.Module, name: str, parameter: nn.Parameter | None):
-        if (
-            parameter is not None and get_ident() == here
-        ):  # other threads make their own models
+        # Other threads make models of their own.
+        if parameter is not None and get_ident() == here:
             return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
     hook = register_module_parameter_registration_hook(emptied)
@@ -391,22 +406,7 @@ class Pretrained:
         checks.device(device)
         fresh = (fresh,) if isinstance(fresh, str) else tuple(fresh)
         folder = find_folder(name, [CONFIG, WEIGHTS, INDEX, SHARDS], revision)
-        for _ in range(20):
-            model, failure, before = None, None, _stamp(folder)
-            try:
-                model = _loaded(cls, folder, dtype, device, fresh, changes)
-            except (OSError, RuntimeError, ValueError) as error:
-                failure = error
-            if before == _stamp(folder) and (before or not [*folder.glob(_SCRATCH + "*")]):
-                break
-            time.sleep(0.05)
-        else:
-            failure = failure or ValueError(
-                f"{folder} was written to whenever it was read: try again when that is done"
-            )
-        if failure:
-            raise failure
-        return model
+        return _settled(folder, lambda: _loaded(cls, folder, dtype, device, fresh, changes))
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, max_shard_size: int | str = "5GB"

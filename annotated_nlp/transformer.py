@@ -511,19 +511,20 @@ class Transformer(Pretrained, Generates, nn.Module):
             )
 
         self.src_embedding = embedding(c.src_vocab_size)
+        tgt_embedding = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
         self.encoder = Stack(c, c.n_layers)
-        own = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
-        self.decoder = Decoder(c, c.n_layers, own, cross=True)
+        self.decoder = Decoder(c, c.n_layers, tgt_embedding, cross=True)
         self.initialise(self)
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
         """Start `module`, the model or a part of it: Glorot's uniform matrices, embeddings of variance 1/d, no biases."""
-        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
-        for name, part in module.named_modules():
+        for part in module.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
-            elif isinstance(part, nn.Linear):
+        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Linear):
                 for matrix in part.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
                     nn.init.xavier_uniform_(matrix)
                 if part.bias is not None:
