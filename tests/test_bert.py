@@ -317,7 +317,7 @@ def test_from_the_trunk_to_every_head(name, tmp_path):
     ours, ids = ours_(name), torch.randint(29, (2, 9))
     with pytest.raises(ValueError, match="lacks .*fresh="):
         ours.from_pretrained(tmp_path)
-    heads = [part for part, child in ours(BertConfig(**SMALL)).named_children() if part not in ("bert", "dropout")]
+    heads = [part for part, child in ours(BertConfig(**SMALL)).named_children() if part not in ("trunk", "dropout")]
     model = ours.from_pretrained(tmp_path, fresh=heads, **dict(n_classes=4) if "Classification" in name else {})
     close(model.trunk(ids), theirs(ids).last_hidden_state)
     for part in heads:
