@@ -5,7 +5,7 @@ A model joins by one row; `test_parity.py` asks it everything, and the model's o
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -23,7 +23,7 @@ from annotated_nlp.electra import ElectraConfig
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.vit import DeiT, DeiTConfig, ViT, ViTConfig
-from parity import close, lengths
+from parity import lengths
 
 THEIR_START, LARGE_WEIGHTS = "their start", "large weights"
 PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -79,7 +79,7 @@ class Row:
     sizes: Mapping[str, "Size"] = field(default_factory=dict)
     wide: Mapping = field(default_factory=dict)  # their options for the statistics of the start
     one_start: bool = True  # every matrix of ours begins with N(0, 0.02²)
-    other_start: tuple[str, ...] = ()  # what theirs begins otherwise
+    other_start: tuple[str, ...] = ()  # what theirs begins otherwise, or too small for statistics
     starts: Mapping[str, float | None] = field(default_factory=lambda: {THEIR_START: 0.02, LARGE_WEIGHTS: 0.3})
     quiet: Mapping = field(default_factory=dict)  # how theirs is made for bfloat16
     made: Mapping[str, Mapping] = field(default_factory=lambda: {"": {}})  # ours that were never theirs: settings
@@ -442,13 +442,15 @@ def their_t5_states(theirs, batch):
 
 
 def their_t5(own_head):
-    "Theirs starts with a head that is the embedding: a head of its own is one."
+    "No norm stays at one; and theirs starts with a head that is the embedding: a head of its own is one."
 
     def prepare(theirs, std):
         if own_head:
             theirs.lm_head.weight = nn.Parameter(torch.randn_like(theirs.lm_head.weight))
         for p in theirs.parameters():
-            if p.ndim > 1 and std is not None:
+            if p.ndim == 1:
+                p.add_(0.1 * torch.randn_like(p))
+            elif std is not None:
                 p.copy_(std * torch.randn_like(p))
 
     return prepare
@@ -488,7 +490,7 @@ def t5_(version, ours, theirs, made):
         unsayable=(dict(norm="layer"), dict(norm="layer", bias=True), dict(scale=0.5), dict(norm_first=False), dict(activation="gelu"),
                    *([dict(activation="gelu_tanh"), dict(gated=True)] if version == "1.0" else [dict(activation="relu")])),
         undoable=(("feed_forward_proj", "gated-silu"), ("feed_forward_proj", "gelu"), ("is_encoder_decoder", False), ("decoder_start_token_id", 7), ("num_layers", "two")),
-        never=dict(n_buckets=3), one_start=False, sizes=sizes, starts={THEIR_START: None, LARGE_WEIGHTS: 0.3}, quiet=dict(std=0.1), made=made, prepare=their_t5(version == "1.1"),
+        never=dict(n_buckets=3), one_start=False, sizes=sizes, starts={THEIR_START: None, LARGE_WEIGHTS: 0.3}, quiet=dict(std=0.1), made=made, prepare=their_t5(version == "1.1"), disturbed=lambda name, p: False,
         wide=dict(d_model=96, d_ff=200, vocab_size=2000, num_heads=5, d_kv=24, num_layers=3, relative_attention_num_buckets=512, relative_attention_max_distance=900) | theirs,
         exact=1e-12, loss_in_float32=False, bits=True, precisely=exact_norm)
 
@@ -506,8 +508,9 @@ def images_(config, height=None, width=None, b=4):
 
 
 def pictures(c):
-    "At the size that the model is made for, and at one to which its places are interpolated."
-    sizes = [(c.image_size, c.image_size), (2 * c.patch_size, 3 * c.patch_size)]
+    "At the size that the model is made for, and at two to which its places are interpolated."
+    wide = c.image_size + 2 * c.patch_size
+    sizes = [(c.image_size, c.image_size), (2 * c.patch_size, 3 * c.patch_size), (wide, wide)]
     return [Batch(dict(images=images_(c, *sides)), dict(labels=torch.randint(c.num_labels, (4,)))) for sides in sizes]
 
 
@@ -558,7 +561,7 @@ def vit_(ours, theirs):
         kept=("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps",
               "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "qkv_bias"), synonyms={"gelu_new": "gelu_pytorch_tanh"},
         unsayable=(*ENCODER_UNSAYABLE[:-1], dict(norm_first=False)), undoable=(("hidden_act", "silu"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 4])),
-        never=dict(image_size=13), disturbed=lambda name, p: p.ndim == 1 or "token" in name or "position" in name, wide=VIT_WIDE, other_start=("cls_token", "distillation_token"),
+        never=dict(image_size=13), disturbed=lambda name, p: p.ndim == 1 or "token" in name or "position" in name, wide=VIT_WIDE, other_start=("_token", *(["position_embeddings"] if ours is DeiT else [])),
         # a key's bias is lost in the softmax; a head over one class has one answer
         idle=lambda part, c: "key.bias" in part or c.num_labels == 1 and "classifier" in part,
         sizes={name: Size(c, dict(patch_size=c.patch_size, hidden_size=c.d_model, num_hidden_layers=c.n_layers, num_attention_heads=c.n_heads, intermediate_size=c.d_ff, num_labels=1000)) for name, c in made.items()})
