@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site test sync chapters lab-run bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site test sync chapters solutions lab-run bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -47,6 +47,9 @@ sync: .venv/.dev  ## say which notebooks are not clean, and what is out of step 
 
 chapters: .venv/.dev  ## run chapters and store what they print (NAMES="03_seq2seq 04_decoding"; all when none is named)
 	@$(BIN)/python -m tools.chapters $(NAMES)
+
+solutions: .venv/.dev  ## run chapters with their exercises' solutions, and time these (NAMES=05_attention; ARGS=--quick in small)
+	@$(BIN)/python -m tools.solutions $(ARGS) $(NAMES)
 
 lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french) and store its outputs and results
 	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }

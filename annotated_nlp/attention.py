@@ -9,7 +9,7 @@ __all__ = ['Relative', 'scaled_dot_product', 'causal_mask', 'dot_product_attenti
 # %% ../nbs/05_attention.ipynb #bc3bd0d4
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -167,8 +167,17 @@ class Attention(nn.Module):
         """One, two or three projections side by side, each cut into heads."""
         return rearrange(projected, "b n (p h k) -> p b h n k", h=self.n_heads, k=self.d_head).unbind()
 
-    def mix(self, q, k, v, mask=None, bias=None, causal=False, need_weights=False):
-        """Attend in every head, and put the heads side by side: output, or output and weights."""
+    def mix(
+        self,
+        q: Float[Tensor, "b h n k"],
+        k: Float[Tensor, "b h m k"],
+        v: Float[Tensor, "b h m k"],
+        mask: Bool[Tensor, "b m"] | Bool[Tensor, "b n m"] | None = None,
+        bias: Float[Tensor, "#b #h n m"] | None = None,
+        causal: bool = False,
+        need_weights: bool = False,
+    ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
+        """Attend in every head, and put the heads side by side: the output, or output and weights."""
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
             checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
@@ -271,19 +280,16 @@ def record(model: nn.Module, *kinds: type[nn.Module]) -> Iterator[dict[str, list
 
     Outputs are detached. The model must not be compiled. Raises ValueError if it has no such module.
     """
-    modules = _modules(model, kinds)
-    given, handles = {name: [] for name in modules}, []
-    for name, module in modules.items():
+    given = {}
+    with ExitStack() as hooks:
+        for name, module in _modules(model, kinds).items():
+            given[name] = calls = []
 
-        def keep(module, args, output, name=name):
-            given[name].append(tree_map_only(Tensor, Tensor.detach, output))
+            def note(module, args, output, calls=calls):
+                calls.append(tree_map_only(Tensor, Tensor.detach, output))
 
-        handles.append(module.register_forward_hook(keep))
-    try:
+            hooks.callback(module.register_forward_hook(note).remove)
         yield given
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -293,23 +299,21 @@ def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The
     model must not be compiled. Raises ValueError if it has no `Attention`.
     """
-    maps, handles = {}, []
-    for name, module in _modules(model, (Attention,)).items():
+    maps = {}
 
-        def ask(module, args, kwargs):
-            return args, kwargs | {"need_weights": True}
+    def ask(module, args, kwargs):
+        return args, kwargs | {"need_weights": True}
 
-        def keep(module, args, output, name=name):
-            maps[name] = output[1].detach()
-            return output[0]
+    with ExitStack() as hooks:
+        for name, module in _modules(model, (Attention,)).items():
 
-        handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
-        handles.append(module.register_forward_hook(keep))
-    try:
+            def keep(module, args, output, name=name):
+                maps[name] = output[1].detach()
+                return output[0]
+
+            hooks.callback(module.register_forward_pre_hook(ask, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(keep).remove)
         yield maps
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:

@@ -80,8 +80,7 @@ class BertConfig(BlockConfig):
         if self.d_embedding is None:
             object.__setattr__(self, "d_embedding", self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        checks.integers(vocab_size=self.vocab_size, max_len=self.max_len, d_embedding=self.d_embedding)
-        checks.integers(n_layers=self.n_layers, n_segments=self.n_segments, n_classes=self.n_classes)
+        checks.sizes(self, "vocab_size max_len d_embedding n_layers n_segments n_classes")
 
     @classmethod
     def base(cls, **changes) -> "BertConfig":

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -40,7 +40,9 @@ from .layouts import CONFIG, LAYOUTS, Layout
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
 _SCRATCH = ".saving-"  # begins the name of the folder in which a model is written before it is moved
-_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+_DTYPES = {
+    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
+}
 
 # %% ../nbs/checkpoints.ipynb #a8952a83
 def find_folder(
@@ -65,12 +67,15 @@ def find_folder(
             raise HFValidationError
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError:
-        raise FileNotFoundError(f"{here}, and the name is none that the hub could have") from None
+        raise FileNotFoundError(
+            f"{here}, and the name is none that the hub could have"
+        ) from None
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise FileNotFoundError(
             f"{here}, and the hub has none of that name for you: {error}"
         ) from None
-    except Exception as error:  # of the network, by any of the libraries that the hub's uses
+    except Exception as error:
+        # of the network, by any of the libraries that the hub's uses
         raise ConnectionError(
             f"{here}, and fetching that model from the hub failed; go online, or give a folder: "
             f"{error}"
@@ -88,8 +93,8 @@ def read_json(path: Path) -> dict:
         raise FileNotFoundError(
             f"{path.parent} has no {path.name}: it holds no model, or saving one was interrupted"
         ) from None
-    except (ValueError, RecursionError) as what:  # of JSON and UTF-8, and nested without end
-        error = what
+    except (ValueError, RecursionError) as what:
+        error = what  # of JSON and UTF-8; nested without end
     raise ValueError(f"{path} is damaged, fetch or save it again: {_few([str(error)])}")
 
 
@@ -99,9 +104,13 @@ def _open(folder: Path, architecture: str, stack: ExitStack) -> dict[str, safe_o
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         listed = read_json(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict):
-            raise ValueError(f"{folder / INDEX} is damaged, fetch or save it again: no weight_map")
+            raise ValueError(
+                f"{folder / INDEX} is damaged, fetch or save it again: no weight_map"
+            )
         for name in listed.values():
-            if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
+            if not isinstance(name, str) or not re.fullmatch(
+                r"[^/\\\0]+\.safetensors", name
+            ):
                 raise ValueError(
                     f"{folder / INDEX} is damaged, fetch or save it again: {shown(name)} is no name "
                     "of a safetensors file in this folder"
@@ -181,17 +190,23 @@ def _sources(
                 found.setdefault(layout.plain(second), found[layout.plain(first)])
         elif second := found.pop(layout.plain(second), None):
             first = found.setdefault(layout.plain(first), second)
-            if not torch.equal(files[first].get_tensor(first), files[second].get_tensor(second)):
+            if not torch.equal(
+                files[first].get_tensor(first), files[second].get_tensor(second)
+            ):
                 raise ValueError(
                     f"{folder}: {second} differs from {first}, but {kind} has one for both"
                 )
     begin = tuple(part + "." for part in fresh)
-    wanted = layout.rename({name: x for name, x in state.items() if not name.startswith(begin)})
+    wanted = layout.rename(
+        {name: x for name, x in state.items() if not name.startswith(begin)}
+    )
     sources = {name: found.get(layout.plain(name)) for name in wanted}
     missing = [name for name, source in sources.items() if source is None]
     known = {layout.plain(name) for name in own}
     known.update(
-        plain for plain in found for pattern in layout.ignored
+        plain
+        for plain in found
+        for pattern in layout.ignored
         if fnmatchcase(plain, layout.plain(pattern))
     )
     foreign = [name for plain, name in found.items() if plain not in known]
@@ -217,12 +232,17 @@ def _sources(
 # %% ../nbs/checkpoints.ipynb #60f06bf7
 @torch.no_grad()
 def _copy(
-    targets: Mapping[str, Tensor], sources: Mapping[str, str], files: Mapping[str, safe_open]
+    targets: Mapping[str, Tensor],
+    sources: Mapping[str, str],
+    files: Mapping[str, safe_open],
 ) -> None:
     "Read each tensor into its place."
     for name, source in sources.items():
         target = targets[name].copy_(files[source].get_tensor(source))
-        if target.is_floating_point() and not torch.stack(target.aminmax()).isfinite().all():
+        if (
+            target.is_floating_point()
+            and not torch.stack(target.aminmax()).isfinite().all()
+        ):
             raise ValueError(
                 f"{_few([source])} holds NaN or infinity in {target.dtype}: the file is damaged, the "
                 "run that wrote it diverged, or its values need a wider dtype=..."
@@ -236,6 +256,26 @@ def _stamp(folder: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return config.st_ino, config.st_mtime_ns, config.st_size
+
+
+def _settled(folder: Path, read: Callable[[], Any]) -> Any:
+    "What `read` gives, or raises, when nobody saves to the folder meanwhile; else it is done again."
+    for _ in range(20):
+        model, failure, before = None, None, _stamp(folder)
+        try:
+            model = read()
+        except (OSError, RuntimeError, ValueError) as error:
+            failure = error
+        if before == _stamp(folder) and (before or not [*folder.glob(_SCRATCH + "*")]):
+            break
+        time.sleep(0.05)
+    else:
+        failure = failure or ValueError(
+            f"{folder} was written to whenever it was read: try again when that is done"
+        )
+    if failure:
+        raise failure
+    return model
 
 
 def _class_named(theirs: Mapping[str, Any]) -> str | None:
@@ -252,7 +292,8 @@ def _buffers(kind: type[nn.Module], config: Any, names: set[str]) -> dict[str, T
     here = get_ident()
 
     def emptied(module: nn.Module, name: str, parameter: nn.Parameter | None):
-        if parameter is not None and get_ident() == here:  # other threads make their own models
+        # Other threads make models of their own.
+        if parameter is not None and get_ident() == here:
             return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
     hook = register_module_parameter_registration_hook(emptied)
@@ -277,7 +318,9 @@ def _loaded(
     model_type = theirs.get("model_type")
     layouts = [layout for layout in kind.layouts if layout.model_type == model_type]
     if not layouts:
-        known = " or ".join(dict.fromkeys(repr(layout.model_type) for layout in kind.layouts))
+        known = " or ".join(
+            dict.fromkeys(repr(layout.model_type) for layout in kind.layouts)
+        )
         raise ValueError(
             f"{folder} holds model_type={shown(model_type)}; {kind.__name__} reads {known}"
         )
@@ -292,7 +335,9 @@ def _loaded(
     for part in fresh:
         if part not in dict(model.named_modules()) or not part:
             parts = _few(name for name, _ in model.named_children())
-            raise ValueError(f"fresh={part!r} is no module of {kind.__name__}; it has {parts}")
+            raise ValueError(
+                f"fresh={part!r} is no module of {kind.__name__}; it has {parts}"
+            )
     with ExitStack() as stack:
         files = _open(folder, _class_named(theirs) or layout.architecture, stack)
         _check_fingerprint(folder, layout, theirs, files)
@@ -322,7 +367,9 @@ class Pretrained:
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         layouts = vars(cls).get("layouts") or LAYOUTS.get(cls.__name__) or cls.layouts
-        if "config_class" not in vars(cls) and ("__init__" in vars(cls) or not cls.config_class):
+        if "config_class" not in vars(cls) and (
+            "__init__" in vars(cls) or not cls.config_class
+        ):
             said = getattr(cls.__init__, "__annotations__", {}).get("config")
             cls.config_class = said if isinstance(said, type) else cls.config_class
         if cls.config_class:
@@ -359,22 +406,7 @@ class Pretrained:
         checks.device(device)
         fresh = (fresh,) if isinstance(fresh, str) else tuple(fresh)
         folder = find_folder(name, [CONFIG, WEIGHTS, INDEX, SHARDS], revision)
-        for _ in range(20):
-            model, failure, before = None, None, _stamp(folder)
-            try:
-                model = _loaded(cls, folder, dtype, device, fresh, changes)
-            except (OSError, RuntimeError, ValueError) as error:
-                failure = error
-            if before == _stamp(folder) and (before or not [*folder.glob(_SCRATCH + "*")]):
-                break
-            time.sleep(0.05)
-        else:
-            failure = failure or ValueError(
-                f"{folder} was written to whenever it was read: try again when that is done"
-            )
-        if failure:
-            raise failure
-        return model
+        return _settled(folder, lambda: _loaded(cls, folder, dtype, device, fresh, changes))
 
     def save_pretrained(
         self, folder: str | os.PathLike, *, max_shard_size: int | str = "5GB"
@@ -404,7 +436,7 @@ class Pretrained:
             # Interrupted from here on: a folder without config.json, which nobody reads.
             for name in (CONFIG, WEIGHTS, INDEX, SHARDS):
                 for old in folder.glob(name):
-                    old.unlink()
+                    old.unlink(missing_ok=True)  # another writer was first
             for new in sorted(scratch.iterdir(), key=lambda new: new.name == CONFIG):
                 new.replace(folder / new.name)
 
@@ -412,7 +444,9 @@ class Pretrained:
     def _check_layouts(cls) -> None:
         name = cls.__name__
         if not cls.layouts:
-            raise ValueError(f'{name} has no layouts: set layouts = (Layout("{name}", "its type"),)')
+            raise ValueError(
+                f'{name} has no layouts: set layouts = (Layout("{name}", "its type"),)'
+            )
         if cls.config_class is None:
             raise ValueError(f"{name} must say what its config is: set config_class")
 
@@ -435,7 +469,9 @@ def _fingerprint(
     layout: Layout, theirs: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]
 ) -> str:
     "Sixteen bytes that change with any name, shape and bit, and any setting that gives them meaning."
-    said = {name: given for name, given in layout.options(theirs).items() if name != "dropout"}
+    said = {
+        name: given for name, given in layout.options(theirs).items() if name != "dropout"
+    }
     options = {x: given[x] for given in said.values() for x in given}
     digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
     for name, tensor in tensors:

@@ -71,7 +71,7 @@ def _left_to_right(
     """One hypothesis a row: `pick` chooses its next token, and the choice stands."""
     checks.last_tokens(start)
     checks.integers(max_new_tokens=max_new_tokens)
-    checks.integers(None, pad_id=pad_id)
+    checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
     ids = torch.full((len(start), max_new_tokens), pad_id, device=start.device)
     lengths = torch.zeros_like(start, dtype=torch.long)
     scores = torch.zeros_like(start, dtype=torch.float32)
@@ -172,7 +172,7 @@ def beam_search(
     """
     checks.last_tokens(start)
     checks.integers(beam=beam, max_new_tokens=max_new_tokens)
-    checks.integers(None, pad_id=pad_id)
+    checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
     checks.within("[0, 10]", length_penalty=length_penalty)  # above, scores over a power of the length underflow
     b, rows = len(start), torch.arange(len(start), device=start.device)
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)

@@ -136,13 +136,9 @@ class ElectraPair(nn.Module):
         super().__init__()
         checks.instances(ElectraForMaskedLM, generator=generator)
         checks.instances(ElectraForPreTraining, discriminator=discriminator)
-        for name in "vocab_size max_len n_segments d_embedding norm bias eps".split():
-            checks.equal(
-                "they share their embedding",
-                name,
-                generator=getattr(generator.config, name),
-                discriminator=getattr(discriminator.config, name),
-            )
+        both = dict(generator=generator.config, discriminator=discriminator.config)
+        shared = "vocab_size max_len n_segments d_embedding norm bias eps"
+        checks.equal("they share their embedding", shared, **both)
         self.generator, self.discriminator = generator, discriminator
         generator.trunk.embedding = discriminator.trunk.embedding
 

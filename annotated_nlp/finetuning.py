@@ -8,15 +8,19 @@ __all__ = ['SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'KINDS', 'corpora', '
            'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders', 'class_logits', 'tag_logits',
            'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right', 'f1', 'entities',
            'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of', 'read', 'fine_tune',
-           'predict', 'held_out_loss', 'encode_pairs', 'translations', 'Place', 'next_pieces', 'commonest_labels',
-           'states_at', 'probe', 'verb_task', 'capitals_task', 'documentation_tasks', 'Exam', 'wilson', 'mean_interval']
+           'predict', 'held_out_loss', 'encode_pairs', 'Translation', 'translation', 'translation_loss', 'curve',
+           'translations', 'Place', 'next_pieces', 'commonest_labels', 'states_at', 'probe', 'verb_task',
+           'capitals_task', 'documentation_tasks', 'Exam', 'wilson', 'mean_interval']
 
 # %% ../nbs/finetuning.ipynb #f1e70005
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +33,7 @@ from . import checks, lab, tokenization, training
 from .bert import Packed, pack
 from annotated_nlp.data import (
     SPLITS,
+    Batch,
     Corpus,
     Labelled,
     Pair,
@@ -40,7 +45,14 @@ from annotated_nlp.data import (
     python_prose,
 )
 from .decoding import greedy
-from .tokenization import BOS, EOS, WordPiece
+from annotated_nlp.electra import (
+    Electra,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+)
+from .seq2seq import cross_entropy
+from .tokenization import BOS, EOS, WordPiece, train_tokenizer
 from .transformer import initialise_normal
 
 with checks.extra("train"):
@@ -404,6 +416,52 @@ def encode_pairs(pairs: Iterable[Pair], source: Any, target: Any) -> list[tuple[
     return [(source.encode(p.source).ids, [BOS, *target.encode(p.target).ids, EOS]) for p in pairs]
 
 
+class Translation(NamedTuple):
+    """A corpus of pairs by split, tokenizers for both sides, and the pairs as ids."""
+
+    corpus: dict[str, Sequence[Pair]]
+    source: Any
+    target: Any
+    pairs: dict[str, list[tuple[list[int], list[int]]]]
+
+    def sizes(self) -> dict[str, dict[str, Real]]:
+        """For each split the number of pairs, and pieces of a source and of a target, [EOS] included, on average."""
+        sides = {split: [*zip(*pairs)] for split, pairs in self.pairs.items()}
+        means = {split: [sum(map(len, side)) / len(side) for side in both] for split, both in sides.items()}
+        return {"pairs": {split: len(pairs) for split, pairs in self.pairs.items()},
+                "source": {split: mean for split, (mean, _) in means.items()},
+                "target": {split: mean - 1 for split, (_, mean) in means.items()}}
+
+
+def translation(corpus: dict[str, Sequence[Pair]], vocab_size: int) -> Translation:
+    """Both tokenizers learned from the training pairs, and all pairs as ids."""
+    sides = zip(*((pair.source, pair.target) for pair in corpus["train"]))
+    source, target = (train_tokenizer(list(texts), vocab_size) for texts in sides)
+    return Translation(corpus, source, target, {s: encode_pairs(rows, source, target) for s, rows in corpus.items()})
+
+
+def translation_loss(smoothing: float = 0.0) -> Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]:
+    """The loss of an encoder-decoder: cross-entropy of the next target token in nats, and how many there were."""
+
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        real = batch.tgt_mask[:, 1:]
+        logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
+        return cross_entropy(logits, batch.tgt[:, 1:], real, smoothing), real.sum()
+
+    return loss
+
+
+def curve(history: training.History, every: int) -> list[dict[str, Real]]:
+    """At each evaluation its metrics, the update, seconds so far, and the mean loss of the `every` last updates."""
+    clock, rows = list(accumulate(history.seconds)), []
+    for metrics in history.metrics:
+        update = metrics["step"]
+        recent = history.loss[max(0, update - every) : update]
+        row = dict(update=update, seconds=round(clock[update - 1], 1), train_loss=sum(recent) / len(recent))
+        rows.append(row | {name: value for name, value in metrics.items() if name != "step"})
+    return rows
+
+
 @torch.no_grad()
 def translations(
     model: nn.Module,
@@ -560,6 +618,26 @@ class Exam:
         labels = {piece: i for i, piece in enumerate(followers)}
         self.places = {split: next_pieces(rows[split], labels, probe_rows) for split in ("train", "test")}
 
+    @classmethod
+    def for_electra(
+        cls, config: ElectraConfig, settings: Any, reader: Reader, corpus: Iterable[str], rows: dict[str, Sequence]
+    ) -> "Exam":
+        """Both tasks on Python's documentation and the probe, for encoders pretrained on `corpus`.
+
+        `settings` are a laboratory page's: `n_names`, `train_rows`, `test_rows`, `std`, `probe_classes`,
+        `probe_rows`, `tune_epochs`, `tune_lr` and `tune_batch_size`.
+        """
+        tasks = documentation_tasks(
+            reader, corpus, n_names=settings.n_names, train_rows=settings.train_rows, test_rows=settings.test_rows
+        )
+        heads = {"sentence": ElectraForSequenceClassification, "tagging": ElectraForTokenClassification}
+        models = {name: partial(head, replace(config, n_classes=len(tasks[name].labels))) for name, head in heads.items()}
+        return cls(
+            tasks, models | {"probe": partial(Electra, config)}, reader, rows, std=settings.std,
+            probe_classes=settings.probe_classes, probe_rows=settings.probe_rows, epochs=settings.tune_epochs,
+            lr=settings.tune_lr, batch_size=settings.tune_batch_size,
+        )
+
     def rules(self) -> dict[str, dict[str, float]]:
         """What rules without a network reach."""
         found = {name: {rule: _own(score(task, answers)) for rule, answers in task.rules.items()}
@@ -583,8 +661,7 @@ class Exam:
         model = self.models[name]()
         initialise_normal(model, self.std)
         if weights is not None:
-            encoder = next((getattr(model, part) for part in ("electra", "bert") if hasattr(model, part)), model)
-            encoder.load_state_dict(weights)
+            getattr(model, "trunk", model).load_state_dict(weights)
         if name == "probe":
             model.to(lab.device()).eval()
             states = lambda ids, mask: model(ids.to(lab.device()), mask=mask.to(lab.device()))  # noqa: E731

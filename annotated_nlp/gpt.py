@@ -54,8 +54,7 @@ class GPTConfig(BlockConfig):
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)  # the dataclass is frozen
         super().__post_init__()
-        checks.integers(vocab_size=self.vocab_size, max_len=self.max_len)
-        checks.integers(n_layers=self.n_layers, n_classes=self.n_classes)
+        checks.sizes(self, "vocab_size max_len n_layers n_classes")
         checks.flags(prefix_lm=self.prefix_lm)
 
     @classmethod
@@ -158,10 +157,7 @@ class GPT(Pretrained, Generates, Decoder):
             checks.counts(rows, most=n, padding=padding)
         max_len = self.config.max_len if max_len is None else max_len
         state = self.new_state(rows, max_len, padding=padding)
-        if not n:
-            return state
-        checks.ids(self.config.vocab_size, ids=ids)
-        return self.read(ids, state)[1]
+        return self.read(ids, state)[1] if n else state
 
     def begin(self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None, max_new_tokens: int):
         """The state and the token from which `generate` writes on.

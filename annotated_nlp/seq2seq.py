@@ -426,10 +426,9 @@ def teacher_forcing(
     evaluation mode. Raises ValueError for `steps` below 1 or no batches, FloatingPointError
     for a loss or gradient that isn't finite.
     """
-    device, losses = next(model.train().parameters()).device, []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    optimizer, losses = torch.optim.AdamW(model.train().parameters(), lr=lr), []
     for step, batch in _stream(batches, steps):
-        batch = batch.to(device)
+        batch = batch.to(next(model.parameters()).device)
         logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
         loss = cross_entropy(logits, batch.tgt[:, 1:], batch.tgt_mask[:, 1:])
         optimizer.zero_grad()

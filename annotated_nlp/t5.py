@@ -19,9 +19,7 @@ from torch.nn.utils import parametrize
 
 from . import checks
 from .attention import CrossAttention, Relative, SelfAttention, added
-from .checkpoints import Pretrained
-from .decoding import Generates
-from .transformer import BlockConfig, Decoder, DecoderState, Embedding, Stack
+from .transformer import BlockConfig, Decoder, Embedding, EncoderDecoder, Stack
 
 # %% ../nbs/14_t5.ipynb #ec9cdc08
 def relative_buckets(
@@ -103,8 +101,7 @@ class T5Config(BlockConfig):
         if self.n_decoder_layers is None:
             object.__setattr__(self, "n_decoder_layers", self.n_layers)  # the dataclass is frozen
         super().__post_init__()
-        checks.integers(vocab_size=self.vocab_size, n_layers=self.n_layers)
-        checks.integers(n_decoder_layers=self.n_decoder_layers)
+        checks.sizes(self, "vocab_size n_layers n_decoder_layers")
         checks.integers(4, n_buckets=self.n_buckets)
         # Half of the buckets are for one distance each, so the largest must be above.
         checks.integers(self.n_buckets // 2 + 1, max_distance=self.max_distance)
@@ -156,17 +153,28 @@ class RelativeBias(nn.Module):
         self.causal = causal
         self.table = nn.Embedding(c.n_buckets, c.n_heads)
 
-    def forward(self, n: int, start: int = 0) -> Relative:
+    def forward(self, n: int, start: int = 0, prepared: Float[Tensor, "1 h r"] | None = None) -> Relative:
         """The slot of `SelfAttention` for `n` queries from position `start` on; the same for all blocks."""
-        return added(self.bias(n, start))
+        return added(self.bias(n, start, prepared))
 
-    def bias(self, n: int, start: int = 0) -> Float[Tensor, "1 h n m"]:
+    def prepare(self, max_len: int) -> Float[Tensor, "1 h r"]:
+        """All that `max_len` positions will need: the line of their offsets."""
+        return self.line(1 - max_len, max_len - 1)
+
+    def bias(
+        self, n: int, start: int = 0, prepared: Float[Tensor, "1 h r"] | None = None
+    ) -> Float[Tensor, "1 h n m"]:
         """For `n` queries from position `start` on, and keys from 0 to the last query."""
-        if n == 1:
-            return rearrange(self.line(-start, 0), "1 h m -> 1 h 1 m")
-        # A row is a window of one line of offsets, and the next row's begins one to the left.
         m = start + n
-        return self.line(1 - m, n - 1).unfold(-1, m, 1).flip(-2)
+        if prepared is None:
+            line = self.line(1 - m, n - 1)
+        else:
+            middle = prepared.shape[-1] // 2  # offset 0
+            line = prepared[..., middle + 1 - m : middle + n]
+        if n == 1:
+            return rearrange(line, "1 h m -> 1 h 1 m")
+        # A row is a window of the line of offsets, and the next row's begins one to the left.
+        return line.unfold(-1, m, 1).flip(-2)
 
     def line(self, first: int, last: int) -> Float[Tensor, "1 h r"]:
         """For keys `first` to `last` positions after the query."""
@@ -195,13 +203,14 @@ class T5Decoder(Decoder):
         return self.embedding.logits(x * self.config.d_model**-0.5)
 
 # %% ../nbs/14_t5.ipynb #f10e1191
-class T5(Pretrained, Generates, nn.Module):
+class T5(EncoderDecoder):
     """Text to text: an encoder and a decoder of blocks with relative positions.
 
-    Raffel et al. 2020, section 2.1. Without `src_mask`, `pad_id` is padding. There is no
-    longest text. Raises ValueError for wrong shapes, dtypes and masks, an empty batch, and on
-    the CPU for ids outside the vocabulary (looking would make a GPU wait).
+    Raffel et al. 2020, section 2.1. Calls and errors as in `EncoderDecoder`. Every target begins with
+    `pad_id`; there is no longest text.
     """
+
+    first = "pad_id"
 
     def __init__(self, config: T5Config):
         super().__init__()
@@ -211,6 +220,11 @@ class T5(Pretrained, Generates, nn.Module):
         self.encoder = Stack(c, c.n_layers)
         self.dropout = nn.Dropout(c.dropout)
         self.initialise(self)
+
+    @property
+    def src_embedding(self) -> Embedding:
+        """Source and target share one."""
+        return self.decoder.embedding
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
@@ -234,77 +248,17 @@ class T5(Pretrained, Generates, nn.Module):
             elif isinstance(part, CrossAttention):
                 part.query.weight.mul_(part.d_head**-0.5)
 
-    def forward(
-        self,
-        src: Int[Tensor, "b m"],
-        tgt: Int[Tensor, "b n"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-    ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `tgt`: the target shifted right, `pad_id` first.
-
-        Padding of `tgt` must stand at its end, where no real token sees it.
-        """
-        memory, mask = self.encode(src, src_mask)
-        checks.ids(self.config.vocab_size, rows=src.shape[0], tgt=tgt)
-        return self.decoder(tgt, memory=memory, memory_mask=mask)
-
-    def encode(
-        self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
-    ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
-        """The encoder's states, and where they are real."""
-        layers, mask = self._layers(src, src_mask)
-        return layers[-1], mask
-
-    def states(
-        self,
-        src: Int[Tensor, "b m"],
-        tgt: Int[Tensor, "b n"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-        all_layers: bool = False,
-    ) -> tuple:
-        """The encoder's states and the decoder's; with `all_layers` a tuple of each, layer by layer."""
-        encoder, mask = self._layers(src, src_mask, all_layers)
-        checks.ids(self.config.vocab_size, rows=src.shape[0], tgt=tgt)
-        decoder = self.decoder.states(
-            tgt, memory=encoder[-1], memory_mask=mask, all_layers=all_layers
-        )
-        return (encoder, decoder) if all_layers else (encoder[-1], decoder)
-
-    @torch.no_grad()
-    def start(
-        self,
-        src: Int[Tensor, "b m"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-        max_len: int = 512,
-    ) -> DecoderState:
-        """Before the first token, which is `pad_id`, with room for `max_len` of them.
-
-        Call `eval()` first, or dropout acts on what is written.
-        """
-        memory, mask = self.encode(src, src_mask)
-        return self.decoder.new_state(src.shape[0], max_len, memory, mask)
-
-    def step(
-        self, ids: Int[Tensor, "b"], state: DecoderState
-    ) -> tuple[Float[Tensor, "b v"], DecoderState]:
-        """`Decoder.step`."""
-        return self.decoder.step(ids, state)
-
-    def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
-        """The state and the token from which `generate` writes."""
-        return self.start(src, mask, max_new_tokens), torch.full_like(src[:, 0], self.config.pad_id)
-
-    def _layers(self, src: Tensor, src_mask: Tensor | None, all_layers: bool = False):
-        checks.ids(self.config.vocab_size, src=src)
-        mask = src != self.config.pad_id if src_mask is None else src_mask
-        checks.mask(src.shape, src_mask=mask)
+    def encoder_layers(
+        self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"], all_layers: bool
+    ) -> tuple[Float[Tensor, "b m d"], ...]:
+        """The encoder's states: of every layer, or of the last alone."""
         # The mask goes into the bias, once for all blocks. A row of padding alone may see all of
         # itself, and the decoder none of it.
         hidden = rearrange(~mask & mask.any(1, keepdim=True), "b m -> b 1 1 m")
         relative = added(self.encoder_bias.bias(src.shape[1]).masked_fill(hidden, -math.inf))
-        x = self.encoder(self.decoder.embedding(src), relative=relative, all_layers=all_layers)
+        x = self.encoder(self.src_embedding(src), relative=relative, all_layers=all_layers)
         *layers, last = x if all_layers else (x,)
-        return (*layers, self.dropout(last)), mask
+        return *layers, self.dropout(last)
 
 # %% ../nbs/14_t5.ipynb #81470056
 class _Times(nn.Module):

@@ -615,6 +615,8 @@ def _unigram(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
                 added.append(AddedToken(pieces[-1][0], normalized=False, special=piece[3] == 3))
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value))
+    if not (trainer and normalizer):  # which come after the pieces
+        raise ValueError("spiece.model is cut short")
     if trainer.get(3, 1) != 1:
         raise ValueError("spiece.model isn't a unigram model")
     if (extra := said.get("extra_ids", 0)) > len(pieces):  # a damaged number shall not fill the memory
@@ -658,7 +660,7 @@ class Family(NamedTuple):
     names: str
     file: str
     build: Callable[[Path, Mapping[str, Any]], Tokenizer]
-    tokens: dict[str, str | dict[str, Any]]
+    tokens: dict[str, str]
     options: dict[str, Any] = {}
     single: str = "$A"
     pair: str = "$A $B:1"
@@ -667,8 +669,7 @@ class Family(NamedTuple):
 _BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 _ENDS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _ROBERTA = {"bos": "<s>", "sep": "</s>", "cls": "<s>", "mask": "<mask>"} | _ENDS
-_XLNET = {"bos": "<s>", "sep": "<sep>", "cls": "<cls>"} | _ENDS
-_XLNET["mask"] = {"content": "<mask>", "lstrip": True}  # it takes the space before it along
+_XLNET = {"bos": "<s>", "sep": "<sep>", "cls": "<cls>", "mask": "<mask>"} | _ENDS
 _ALBERT = _BERT | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 _SEGMENTS = ("cls $A sep", "cls $A sep $B:1 sep:1")
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'sinusoidal_positions', 'Positions', 'BlockConfig', 'make_norm', 'FeedForward', 'Sublayer',
            'BlockCache', 'Block', 'Stack', 'TransformerConfig', 'Embedding', 'initialise_normal', 'DecoderState',
-           'Decoder', 'Transformer']
+           'Decoder', 'EncoderDecoder', 'Transformer']
 
 # %% ../nbs/06_transformer.ipynb #8cea2d90
 import math
@@ -112,7 +112,7 @@ class BlockConfig:
     eps: float = 1e-5
 
     def __post_init__(self):
-        checks.integers(d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff)
+        checks.sizes(self, "d_model n_heads d_ff")
         checks.integers(d_head=1 if self.d_head is None else self.d_head)
         checks.one_of(("layer", "rms"), norm=self.norm)
         checks.one_of(ACTIVATIONS, activation=self.activation)
@@ -316,15 +316,13 @@ class TransformerConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = self.src_vocab_size, self.tgt_vocab_size
-        checks.integers(n_layers=self.n_layers, max_len=self.max_len)
-        checks.integers(src_vocab_size=sizes[0], tgt_vocab_size=sizes[1])
-        checks.tokens(min(sizes), pad_id=self.pad_id)
-        checks.tokens(sizes[1], bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.sizes(self, "src_vocab_size tgt_vocab_size n_layers max_len")
+        smaller = min(self.src_vocab_size, self.tgt_vocab_size)
+        checks.tokens(smaller, pad_id=self.pad_id)
+        checks.tokens(self.tgt_vocab_size, bos_id=self.bos_id, eos_id=self.eos_id)
+        checks.flags(shared_vocab=self.shared_vocab)
         if self.shared_vocab:
-            checks.equal(
-                "shared_vocab=True has one embedding for both", "vocab_size", source=sizes[0], target=sizes[1]
-            )
+            checks.one_vocabulary(self.src_vocab_size, self.tgt_vocab_size)
 
     @classmethod
     def base(cls, vocab_size: int = 37_000, **changes) -> "TransformerConfig":
@@ -389,26 +387,29 @@ def initialise_normal(module: nn.Module, std: float = 0.02) -> None:
 class DecoderState:
     """What a decoder remembers of `length` columns, the first `padding` of each row being no tokens.
 
-    `memory_mask` says where what it reads from is real.
+    `memory_mask` says where what it reads from is real; `prepared` is what the decoder's `relative` keeps for
+    all the room there is.
     """
 
     caches: tuple[BlockCache, ...]
     length: int = 0
     padding: Int[Tensor, "b"] | None = None
     memory_mask: Bool[Tensor, "b m"] | None = None
+    prepared: Tensor | None = None
 
     def reorder(self, index: Int[Tensor, "r"]) -> "DecoderState":
         """The state whose row i is this one's row index[i]."""
         caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
         rows = (x if x is None else x.index_select(0, index) for x in (self.padding, self.memory_mask))
-        return DecoderState(caches, self.length, *rows)
+        return DecoderState(caches, self.length, *rows, self.prepared)
 
 # %% ../nbs/06_transformer.ipynb #3c22d979
 class Decoder(nn.Module):
     """An embedding and a causal stack that write a text from left to right, whole or token by token.
 
-    With `cross` it reads a memory too. `relative` makes the stack's positions: `relative(n, start)`, for n tokens from
-    `start` on, gives what `SelfAttention` takes.
+    With `cross` it reads a memory too. `relative` makes the stack's positions: `relative(n, start, prepared)`, for n
+    tokens from `start` on, gives what `SelfAttention` takes; `relative.prepare(max_len)` is called once for a text
+    that is written step by step, and what it gives is passed on.
     """
 
     def __init__(
@@ -441,7 +442,7 @@ class Decoder(nn.Module):
 
         Padding must stand at the end, where no token sees it.
         """
-        relative = None if self.relative is None else self.relative(ids.shape[1], 0)
+        relative = None if self.relative is None else self.relative(ids.shape[1])
         return self.stack(
             self.embedding(ids), mask, relative, memory, memory_mask, all_layers=all_layers
         )
@@ -462,18 +463,20 @@ class Decoder(nn.Module):
         """Before the first token, with room for `max_len`."""
         checks.integers(max_len=max_len)
         caches = self.stack.new_caches(rows, max_len, memory)
-        return DecoderState(caches, 0, padding, memory_mask)
+        prepared = None if self.relative is None else self.relative.prepare(max_len)
+        return DecoderState(caches, 0, padding, memory_mask, prepared)
 
     @torch.no_grad()
     def read(
         self, ids: Int[Tensor, "b n"], state: DecoderState
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
         """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
+        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         start, stop, first, mask = state.length, state.length + ids.shape[1], state.length, None
         if state.padding is not None:
             first = start - state.padding
             mask = torch.arange(stop, device=ids.device) >= rearrange(state.padding, "b -> b 1")
-        relative = None if self.relative is None else self.relative(ids.shape[1], start)
+        relative = None if self.relative is None else self.relative(ids.shape[1], start, state.prepared)
         x = self.stack(
             self.embedding(ids, first), mask, relative, None, state.memory_mask, state.caches, start
         )
@@ -488,13 +491,92 @@ class Decoder(nn.Module):
         Writes into the state's caches: use each state once, or reorder it for a copy.
         """
         checks.step_ids(state.caches[0].own.k.shape[0], ids)
-        ids = rearrange(ids, "b -> b 1")
-        checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
-        x, state = self.read(ids, state)
+        x, state = self.read(rearrange(ids, "b -> b 1"), state)
         return self.logits(x[:, 0]), state
 
+# %% ../nbs/06_transformer.ipynb #5740209c
+class EncoderDecoder(Pretrained, Generates, nn.Module):
+    """What reads a source as a whole and writes a target from left to right.
+
+    A subclass has `src_embedding`, a `decoder`, and `encoder_layers(src, mask, all_layers)`. The setting
+    that `first` names is the token with which every target begins. Source and target are token ids of
+    shapes b m and b n; without `src_mask`, `pad_id` is padding. Raises ValueError for wrong shapes, dtypes
+    and masks, an empty batch, and on the CPU for ids outside the vocabulary (looking would make a GPU wait).
+    """
+
+    first = "bos_id"
+
+    def forward(
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+    ) -> Float[Tensor, "b n v"]:
+        """Logits for the token after each of `tgt`: the target shifted right, its first token in front.
+
+        Padding of `tgt` must stand at its end, where no real token sees it.
+        """
+        return self.decoder.logits(self.states(src, tgt, src_mask)[1])
+
+    def encode(
+        self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
+    ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
+        """The encoder's states, and where they are real."""
+        mask = self._real(src, src_mask)
+        return self.encoder_layers(src, mask, False)[-1], mask
+
+    def states(
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+        all_layers: bool = False,
+    ) -> tuple:
+        """The encoder's states and the decoder's; with `all_layers` a tuple of each, layer by layer."""
+        mask = self._real(src, src_mask)
+        encoder = self.encoder_layers(src, mask, all_layers)
+        checks.ids(self.decoder.embedding.tokens.num_embeddings, rows=src.shape[0], tgt=tgt)
+        decoder = self.decoder.states(
+            tgt, memory=encoder[-1], memory_mask=mask, all_layers=all_layers
+        )
+        return (encoder if all_layers else encoder[-1]), decoder
+
+    @torch.no_grad()
+    def start(
+        self,
+        src: Int[Tensor, "b m"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+        max_len: int | None = None,
+    ) -> DecoderState:
+        """Before the first token, with room for `max_len`: the model's if not given, 512 if it has no longest text.
+
+        Call `eval()` first, or dropout acts on what is written.
+        """
+        memory, mask = self.encode(src, src_mask)
+        if max_len is None:
+            max_len = self.decoder.embedding.positions.max_len or 512
+        return self.decoder.new_state(src.shape[0], max_len, memory, mask)
+
+    def step(
+        self, ids: Int[Tensor, "b"], state: DecoderState
+    ) -> tuple[Float[Tensor, "b v"], DecoderState]:
+        """`Decoder.step`."""
+        return self.decoder.step(ids, state)
+
+    def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
+        """The state and the token from which `generate` writes."""
+        first = torch.full_like(src[:, 0], getattr(self.config, self.first))
+        return self.start(src, mask, max_new_tokens), first
+
+    def _real(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        checks.ids(self.src_embedding.tokens.num_embeddings, src=src)
+        if src_mask is None:
+            return src != self.config.pad_id
+        checks.mask(src.shape, src_mask=src_mask)
+        return src_mask
+
 # %% ../nbs/06_transformer.ipynb #a9930194
-class Transformer(Pretrained, Generates, nn.Module):
+class Transformer(EncoderDecoder):
     """Encoder and decoder of blocks, for any task from sequence to sequence.
 
     Vaswani et al. 2017, section 3. Source and target are token ids of shapes b m and b n.
@@ -514,88 +596,33 @@ class Transformer(Pretrained, Generates, nn.Module):
             )
 
         self.src_embedding = embedding(c.src_vocab_size)
+        tgt_embedding = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
         self.encoder = Stack(c, c.n_layers)
-        own = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
-        self.decoder = Decoder(c, c.n_layers, own, cross=True)
+        self.decoder = Decoder(c, c.n_layers, tgt_embedding, cross=True)
         self.initialise(self)
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
         """Start `module`, the model or a part of it: Glorot's uniform matrices, embeddings of variance 1/d, no biases."""
-        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
-        for name, part in module.named_modules():
+        for part in module.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
-            elif isinstance(part, nn.Linear):
+        side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Linear):
                 for matrix in part.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
                     nn.init.xavier_uniform_(matrix)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
 
-    def forward(
-        self,
-        src: Int[Tensor, "b m"],
-        tgt: Int[Tensor, "b n"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-    ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `tgt`: the target shifted right, BOS first.
-
-        Padding of `tgt` must stand at its end, where no real token sees it.
-        """
-        memory, mask = self.encode(src, src_mask)
-        checks.ids(self.config.tgt_vocab_size, rows=src.shape[0], tgt=tgt)
-        return self.decoder(tgt, memory=memory, memory_mask=mask)
-
-    def encode(
-        self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
-    ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
-        """The encoder's states, and where they are real."""
-        mask = self._real(src, src_mask)
-        return self.encoder(self.src_embedding(src), mask), mask
-
-    def states(
-        self,
-        src: Int[Tensor, "b m"],
-        tgt: Int[Tensor, "b n"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-        all_layers: bool = False,
-    ) -> tuple:
-        """The encoder's states and the decoder's; with `all_layers` a tuple of each, layer by layer."""
-        mask = self._real(src, src_mask)
-        checks.ids(self.config.tgt_vocab_size, rows=src.shape[0], tgt=tgt)
-        encoder = self.encoder(self.src_embedding(src), mask, all_layers=True)
-        decoder = self.decoder.states(tgt, memory=encoder[-1], memory_mask=mask, all_layers=True)
-        return (encoder, decoder) if all_layers else (encoder[-1], decoder[-1])
-
-    @torch.no_grad()
-    def start(
-        self,
-        src: Int[Tensor, "b m"],
-        src_mask: Bool[Tensor, "b m"] | None = None,
-        max_len: int | None = None,
-    ) -> DecoderState:
-        """Before the first token, with room for `max_len` (the model's if not given).
-
-        Call `eval()` first, or dropout acts on what is written.
-        """
-        memory, mask = self.encode(src, src_mask)
-        max_len = self.config.max_len if max_len is None else max_len
-        return self.decoder.new_state(src.shape[0], max_len, memory, mask)
-
-    def step(
-        self, ids: Int[Tensor, "b"], state: DecoderState
-    ) -> tuple[Float[Tensor, "b v"], DecoderState]:
-        """`Decoder.step`."""
-        return self.decoder.step(ids, state)
+    def encoder_layers(
+        self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"], all_layers: bool
+    ) -> tuple[Float[Tensor, "b m d"], ...]:
+        """The encoder's states: of every layer, or of the last alone."""
+        x = self.encoder(self.src_embedding(src), mask, all_layers=all_layers)
+        return x if all_layers else (x,)
 
     def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
-        """The state and the token from which `generate` writes."""
+        """`EncoderDecoder.begin`. Raises ValueError for more tokens than there are positions."""
         checks.length(max_new_tokens, self.config.max_len)
-        return self.start(src, mask, max_new_tokens), torch.full_like(src[:, 0], self.config.bos_id)
-
-    def _real(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        checks.ids(self.config.src_vocab_size, src=src)
-        if src_mask is None:
-            return src != self.config.pad_id
-        checks.mask(src.shape, src_mask=src_mask)
-        return src_mask
+        return super().begin(src, mask, max_new_tokens)

@@ -61,8 +61,7 @@ class ViTConfig(BlockConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.integers(image_size=self.image_size, patch_size=self.patch_size, n_channels=self.n_channels)
-        checks.integers(n_classes=self.n_classes, n_layers=self.n_layers)
+        checks.sizes(self, "image_size patch_size n_channels n_classes n_layers")
         sizes = dict(image_size=self.image_size, patch_size=self.patch_size)
         checks.divides("patch_size", "image_size", "an image is cut into whole patches, so change one", **sizes)
 
@@ -117,6 +116,7 @@ class Patches(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         c = config
+        self.size = c.patch_size
         shape = c.d_model, c.n_channels, c.patch_size, c.patch_size
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(c.d_model))
@@ -125,7 +125,7 @@ class Patches(nn.Module):
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b n d"]:
         matrix = rearrange(self.weight, "d channels p q -> d (channels p q)")
-        return F.linear(to_patches(images, self.weight.shape[-1]), matrix, self.bias)
+        return F.linear(to_patches(images, self.size), matrix, self.bias)
 
 # %% ../nbs/15_vit.ipynb #06d49205
 def interpolate_places(

@@ -170,6 +170,7 @@ _setup_privateuseone_for_python_backend(
         current_device=lambda: 0,
         device=nullcontext,
         _is_in_bad_fork=lambda: False,
+        get_amp_supported_dtype=lambda: [],
         manual_seed_all=lambda seed: None,
         get_rng_state=lambda device=0: torch.get_rng_state(),
         set_rng_state=lambda state, device=0: torch.set_rng_state(state),

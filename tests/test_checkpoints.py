@@ -1148,3 +1148,28 @@ def test_full_disk(ours, size):
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert "Error" in done.stdout
     assert sorted(os.listdir(ours)) == before and equal(GPT.from_pretrained(ours), expected)
+
+
+def test_two_writers(tmp_path, monkeypatch):
+    "A second model is saved between two steps of the first's saving, whichever: nobody fails, and one of the two is there."
+    first, second = models(1, 2)
+    unlink, step = Path.unlink, 0
+    while True:
+        step += 1
+        first.save_pretrained(tmp_path, max_shard_size="10KB")
+        countdown = [step]
+
+        def between(path, *arguments, countdown=countdown, **options):
+            countdown[0] -= 1
+            if countdown[0] == 0:
+                second.save_pretrained(tmp_path)
+            unlink(path, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", between)
+            first.save_pretrained(tmp_path, max_shard_size="20KB")
+        if countdown[0] > 0:
+            break
+        found = GPT.from_pretrained(tmp_path)
+        assert equal(found, first) or equal(found, second)
+    assert step > 5

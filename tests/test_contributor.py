@@ -15,7 +15,7 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pre_commit.clientlib import load_config
 from test_house import TARGETS, called
-from tools import chapters, gpu, new_chapter
+from tools import chapters, gpu, new_chapter, solutions
 
 from annotated_nlp import lab
 
@@ -94,9 +94,10 @@ def test_it_has_the_form_of_a_chapter(form, tree, monkeypatch):
 
 
 def test_it_runs_and_says_what_to_write(monkeypatch):
-    "Top to bottom, in one namespace; what it exports is seen to be checked."
+    "Top to bottom, solutions behind it, in one namespace; what it exports is seen to be checked."
     monkeypatch.setattr(matplotlib.pyplot, "show", lambda: None)
     nb, names = new_chapter.notebook("23_something"), {}
+    assert len(solutions.append(nb)) == 4
     for cell in nb.cells:
         assert not re.search(r"<[A-Z]+>", cell.source), "a blank of the template"
         if cell.cell_type == "code":

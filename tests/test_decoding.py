@@ -683,6 +683,15 @@ def test_looking_seldom_changes_nothing_but_the_waits(monkeypatch, search, limit
     assert fewer <= waits and fewer <= 4 + limit // 16
 
 
+def test_no_temperature_is_so_high_that_what_is_forbidden_is_drawn():
+    "1e39 is infinite in float32: infinity over infinity would be a token like any other."
+    def step(ids, state):
+        return torch.tensor([[0.0, -INF, 1.0]]).expand(len(ids), 3), state
+
+    drawn = sample(step, Rows(torch.zeros(1000)), torch.zeros(1000, dtype=torch.long), max_new_tokens=3, temperature=1e39).ids
+    assert set(drawn.flatten().tolist()) == {0, 2}
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating(training):
     "No part is in training within, each is as it was after, also where the block fails; a part used twice counts once."

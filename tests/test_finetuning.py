@@ -20,6 +20,7 @@ from annotated_nlp.bert import BertConfig, BertForQuestionAnswering, BertForSequ
 from annotated_nlp.data import SPLITS, Entailment, Labelled, Pair, Question, Tagged, batches, pad, python_prose
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 from annotated_nlp.tokenization import BOS, EOS, WordPiece, train_tokenizer
+from annotated_nlp.training import History
 
 TEXTS = ["the cat sat on the mat", "the cats sat on the mats", "a dog ran to the cat", "the dog sat"]
 READER = ft.Reader(ft.learn_pieces(TEXTS, 60), max_len=16)
@@ -385,10 +386,10 @@ def test_an_exam_starts_from_the_weights_that_it_is_given():
 
     tasks = {name: TASKS[kind]._replace(rules={}) for name, kind in (("sentence", "class"), ("tagging", "tags"))}
     rows = {split: [READER.row(text) for text in TEXTS * 6] for split in ("train", "test")}
-    exam = ft.Exam(tasks, {"sentence": make("class"), "tagging": make("tags"), "probe": lambda: small("class").bert}, READER, rows,
+    exam = ft.Exam(tasks, {"sentence": make("class"), "tagging": make("tags"), "probe": lambda: small("class").trunk}, READER, rows,
                    std=0.1, probe_classes=2, probe_rows=40, epochs=6, batch_size=4, lr=5e-3)
     assert exam.score("sentence", 0) == exam.score("sentence", 0) == 1 == exam.score("tagging", 1)
-    ready = small("class").bert
+    ready = small("class").trunk
     for parameter in ready.parameters():
         nn.init.zeros_(parameter)
     blind = exam.score("probe", 0, ready.state_dict())
@@ -398,3 +399,32 @@ def test_an_exam_starts_from_the_weights_that_it_is_given():
     assert exam.sizes() == {"sentence": {"train": 16, "test": 2}, "tagging": {"train": 16, "test": 2},
                             "probe": {split: len(places) for split, places in exam.places.items()}}
     assert list(exam.rules()) == ["sentence", "tagging", "probe"]
+
+
+# translations -------------------------------------------------------------------------------------------------------
+
+def test_a_translation_has_all_splits():
+    corpus = {"train": [Pair("a b", "x y z"), Pair("b", "z")], "test": [Pair("a", "y")]}
+    found = ft.translation(corpus, 30)
+    assert found.pairs["test"] == ft.encode_pairs(corpus["test"], found.source, found.target)
+    lengths = [(len(found.source.encode(p.source).ids), len(found.target.encode(p.target).ids) + 1) for p in corpus["train"]]
+    sizes = found.sizes()
+    assert sizes["pairs"] == {"train": 2, "test": 1}
+    assert (sizes["source"]["train"], sizes["target"]["train"]) == tuple(sum(side) / 2 for side in zip(*lengths))
+
+
+def test_loss_of_a_translation_is_pytorchs():
+    torch.manual_seed(0)
+    model, batch = Seq2Seq(Seq2SeqConfig(9, 9, 8)), next(iter(batches([([5, 6], [2, 7, 8, 3]), ([5], [2, 6, 3])], 2)))
+    logits = model(batch.src, batch.tgt[:, :-1], batch.src_mask)
+    wanted = batch.tgt[:, 1:].masked_fill(~batch.tgt_mask[:, 1:], -100)
+    mean, n = ft.translation_loss()(model, batch)
+    assert n == 5 and mean.item() == pytest.approx(nn.functional.cross_entropy(logits.mT, wanted).item(), abs=1e-6)
+
+
+def test_a_curve_has_the_mean_since_the_last_look():
+    history = History(loss=[4.0, 2.0, 1.0, 0.0, 5.0], seconds=[1.0] * 5, metrics=[{"step": 2, "x": 7}, {"step": 4, "x": 8}, {"step": 5, "x": 9}])
+    assert ft.curve(history, 2) == [
+        {"update": 2, "seconds": 2, "train_loss": 3, "x": 7}, {"update": 4, "seconds": 4, "train_loss": 0.5, "x": 8},
+        {"update": 5, "seconds": 5, "train_loss": 2.5, "x": 9}]
+    assert all("step" in metrics for metrics in history.metrics)

@@ -595,6 +595,11 @@ test_bad_settings = messages.refused([
     (dict(eps=-1.0), ["eps=-1.0"]),
     (dict(norm="batch"), ["norm='batch'", "layer", "rms"]),
     (dict(activation="gelu_new"), ["activation='gelu_new'", "gelu_tanh"]),
+    (dict(bias="no"), ["bias='no'", "True or False"]),
+    (dict(gated=3), ["gated=3", "True or False"]),
+    (dict(scale="a"), ["scale='a'"]),
+    (dict(scale=math.nan), ["scale=nan"]),
+    (dict(prefix_lm=1), ["prefix_lm=1"]),
 ], lambda changes: GPT(GPTConfig(**SMALL | changes)), or_else="shorten|ask|keep|call|none of the", errors=ValueError)
 
 
@@ -674,6 +679,20 @@ test_bad_calls = messages.refused([
     (lambda: write(temperature=1.0, top_p=1.5), ["top_p", "1.5"]),
     (lambda: write(stop_id=29), ["stop_id=29"]),
     (lambda: write(stop_id=-1), ["stop_id=-1"]),
+    (lambda: write(stop_id=1.5), ["stop_id=1.5"]),
+    (lambda: write(pad_id=0.5), ["pad_id=0.5"]),
+    (lambda: write(top_p=0.9), ["top_p=0.9", "temperature=1.0"]),
+    (lambda: write(top_k=3), ["top_k=3", "temperature=1.0"]),
+    (lambda: write(beam=3, temperature=1.0), ["beam=3", "temperature=1.0"]),
+    (lambda: write(beam=0), ["beam=0"]),
+    # what ids are made of
+    (lambda: read(ids_(2, 5).byte()), ["ids", "uint8"]),
+    (lambda: read(ids_(2, 5).short()), ["ids", "int16"]),
+    (lambda: read([[5, 5]]), ["ids", "list"]),
+    # padding
+    (lambda: small().start(ids_(2, 5), torch.tensor([99, 0])), ["padding=[99, 0]", "0 to 5"]),
+    (lambda: small().start(ids_(2, 5), torch.tensor([-1, 0])), ["padding=[-1, 0]", "0 to 5"]),
+    (lambda: read(prefix=torch.tensor([-1, 2]), prefix_lm=True), ["prefix=[-1, 2]"]),
     # masks
     (lambda: write(mask=FLAG.float()), ["mask", "float32", "bool"]),
     (lambda: write(mask=FLAG.long()), ["mask", "int64", "bool"]),
@@ -710,6 +729,15 @@ def test_exactly_full_is_not_too_much():
     state = model.start(ids_(1, 24))
     with pytest.raises(ValueError, match="24"):
         model.step(ids_(1), state)
+
+
+def test_padded_rows_have_no_more_positions_either(unchecked):
+    "A row that begins later may write later, but no row gets a position beyond the last."
+    model = small()
+    state = model.start(ids_(2, 24), torch.tensor([3, 1]), max_len=30)
+    _, state = model.step(ids_(2), state)
+    with pytest.raises(ValueError, match="25 tokens are more than max_len=24"):
+        model.step(ids_(2), state)
 
 
 def test_upcast_attention_is_only_a_matter_of_precision(tmp_path):

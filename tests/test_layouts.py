@@ -20,14 +20,10 @@ SMALL = dict(d_model=24, n_heads=4, d_ff=30, n_layers=2)
 BERT = BertConfig(vocab_size=43, max_len=16, **SMALL)
 
 
-class Saved(Transformer, Pretrained):
-    layouts = LAYOUTS["Transformer"]
-
-
 def transformer(seed=0, **changes):
     torch.manual_seed(seed)
     sizes = dict(src_vocab_size=31, tgt_vocab_size=37, max_len=19)
-    return Saved(TransformerConfig(**sizes | SMALL | changes)).eval()
+    return Transformer(TransformerConfig(**sizes | SMALL | changes)).eval()
 
 
 def equal(one, other):
@@ -115,7 +111,7 @@ def test_models_can_be_pickled():
 def test_transformer_and_back(changes, size, tmp_path):
     model = transformer(**changes)
     model.save_pretrained(tmp_path, max_shard_size=size)
-    back = Saved.from_pretrained(tmp_path)
+    back = Transformer.from_pretrained(tmp_path)
     assert back.config == model.config and equal(back, model) and not back.training
     src, tgt = torch.randint(1, 30, (2, 3, 19))
     assert torch.equal(back(src, tgt), model(src, tgt))
@@ -147,7 +143,7 @@ def test_edited_to_nonsense(change, message, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=message):
-        Saved.from_pretrained(tmp_path)
+        Transformer.from_pretrained(tmp_path)
 
 
 def test_tables_that_are_not_saved(tmp_path):
@@ -156,12 +152,25 @@ def test_tables_that_are_not_saved(tmp_path):
     model.save_pretrained(tmp_path)
     assert not [name for name in load_file(tmp_path / "model.safetensors") if "positions" in name]
     torch.manual_seed(5)
-    back = Saved.from_pretrained(tmp_path)
+    back = Transformer.from_pretrained(tmp_path)
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), drawn)
     src, tgt = torch.randint(1, 30, (2, 3, 19))
     assert torch.equal(back(src, tgt), model(src, tgt))
+
+
+def test_built_without_values():
+    "On the meta device, given memory, then weights: the sines and cosines come with them."
+    model = transformer()
+    with torch.device("meta"):
+        other = Transformer(model.config)
+    other.to_empty(device="cpu")
+    for buffer in other.buffers():
+        buffer.fill_(torch.nan)
+    other.load_state_dict(model.state_dict())
+    src, tgt = torch.randint(1, 30, (2, 3, 19))
+    assert torch.equal(other.eval()(src, tgt), model(src, tgt))
 
 
 def test_a_model_of_ones_own(tmp_path):

@@ -192,11 +192,7 @@ def flat_and_inputs(name):
     return Flat(model, tuple(x)).eval(), tuple(x.values()), tuple(other.values())
 
 
-SPECIALIZED = pytest.mark.xfail(reason="lengths and `causal and n > 1` become constants while a program is taken down", strict=False)
-
-
 @over
-@SPECIALIZED
 def test_traced(name, unchecked):
     "No layer is lost on the way, and no value was taken for a constant: another batch of that size works too."
     model, x, other = flat_and_inputs(name)
@@ -208,7 +204,6 @@ def test_traced(name, unchecked):
 
 
 @over
-@SPECIALIZED
 def test_exported(name, unchecked):
     "With a batch of any size; no layer is lost on the way."
     model, x, other = flat_and_inputs(name)

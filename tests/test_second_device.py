@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves, tree_map
 
 from annotated_nlp import decoding, seq2seq, training
-from annotated_nlp.attention import Attention, attention_maps, causal_mask, local_attention, scaled_dot_product
+from annotated_nlp.attention import CrossAttention, SelfAttention, attention_maps, causal_mask, local_attention, record, scaled_dot_product
 from annotated_nlp.bert import (
     Bert,
     BertConfig,
@@ -45,7 +45,7 @@ from annotated_nlp.electra import (
 )
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification
 from annotated_nlp.t5 import T5, T5Config, larger_steps, relative_buckets
-from annotated_nlp.transformer import Positions
+from annotated_nlp.transformer import Positions, Transformer, TransformerConfig
 from annotated_nlp.vit import (
     ConvNet,
     DeiT,
@@ -184,7 +184,7 @@ def test_the_line_that_waits():
         model.generate(ids, 2)
         ids.sum().item()
     assert waits.pop(("aten::_local_scalar_dense", "elsewhere")) == 1
-    assert waits and {line.partition(":")[0] for _, line in waits} <= {"decoding.py", "gpt.py"}
+    assert waits and {line.partition(":")[0] for _, line in waits} <= {"decoding.py", "checks.py"}
 
 
 class Scene(NamedTuple):
@@ -252,7 +252,7 @@ def some_pieces(model, ids, segments, mask):
     "As BERT is pretrained: logits of the chosen pieces alone, whose number decides a shape."
     masked = mask_pieces(ids, mask, mask_id=1, vocab_size=V, rate=0.5)
     chosen = masked.chosen
-    return F.cross_entropy(model.pieces(model.bert(masked.ids, segments, mask)[chosen]), ids[chosen])
+    return F.cross_entropy(model.pieces(model.trunk(masked.ids, segments, mask)[chosen]), ids[chosen])
 
 
 def cached(attend, x, mask):
@@ -268,6 +268,12 @@ def maps(model, pictures):
     with attention_maps(model) as found:
         model(pictures)
     return attention_rollout([*found.values()])
+
+
+def recorded(model, pictures):
+    with record(model, SelfAttention) as calls:
+        model(pictures)
+    return [*calls.values()]
 
 
 def larger(model, *x):
@@ -348,10 +354,15 @@ SCENES = [
     Scene("mixup", lambda: (images(), labels()), lambda x, right: mixup(x, right, 3)),
     Scene("cutmix", lambda: (images(), labels()), lambda x, right: mixup(x, right, 3, cut=True)),
     Scene("affine", lambda: (images(),), lambda x: random_affine(x, degrees=20, shift=0.1, scale=0.1)),
+    *(
+        Scene(f"{name}, all layers", lambda kind=kind, config=config: (kind(config), text()[0]), lambda model, ids: model.states(ids, all_layers=True))
+        for name, kind, config in (("bert", Bert, bert), ("gpt", GPT, gpt), ("electra", Electra, spread))
+    ),
+    Scene("recorded", lambda: (ViT(vit), images()), recorded),
     Scene("rollout", lambda: (ViT(vit), images()), maps),
     Scene("t5, larger steps", lambda: (T5(t5), text()[0], text()[0]), lambda model, *x: larger(model, *x)),
-    Scene("attention, cached", lambda: (Attention(16, 2, causal=True), states(), text()[2]), cached),
-    Scene("attention, of a memory", lambda: (Attention(16, 2, d_memory=16), states(3), states(), text()[2]), lambda attend, *x: attend(*x)),
+    Scene("attention, cached", lambda: (SelfAttention(16, 2, causal=True), states(), text()[2]), cached),
+    Scene("attention, of a memory", lambda: (CrossAttention(16, 2, 16), states(3), states(), text()[2]), lambda attend, *x: attend(*x)),
     Scene("attention, by hand", lambda: (*heads_(N), text()[2][:, None, None]), lambda *x: scaled_dot_product(*x, dropout=0.2)),
     Scene("local attention", lambda: heads_(), lambda *x: local_attention(*x, window=4)),
     Scene("local attention, masked", lambda: (*heads_(N), text()[2]), lambda q, k, v, mask: local_attention(q, k, v, 4, mask)),
@@ -441,13 +452,9 @@ def from_start(search, **options):
     return write
 
 
-def generate(**options):
-    return lambda model, *x_n: model.generate(x_n[0], x_n[-1], **options)
-
-
-def of_lengths(name, **options):
-    "Prompts or sources of different lengths; `name` is the mask's."
-    return lambda model, ids, mask, n: model.generate(ids, n, **{name: mask}, **options)
+def generate(lengths=False, **options):
+    "All positions count, or those under the mask."
+    return lambda model, ids, mask, n: model.generate(ids, n, **options | (dict(mask=mask) if lengths else {}))
 
 
 def stepper(case):
@@ -459,23 +466,29 @@ def prompts(model):
     return lambda: (model(), text()[0].flip(1), text()[2].flip(1))
 
 
-RARE, MOST = 3, 18  # a token that would end a row; tokens that are written
+RARE, MOST = 3, 18  # a token that would end a row; how many tokens are written
 FILTERS = dict(temperature=0.8, top_k=7, top_p=0.9)
-gpt_ = prompts(lambda: GPT(GPTConfig(**WORDS | dict(max_len=N + MOST))))
-prefix_ = prompts(lambda: GPT(GPTConfig(**WORDS | dict(max_len=N + MOST, prefix_lm=True))))
+LONG = dict(max_len=TARGET + MOST)
+gpt_ = prompts(lambda: GPT(GPTConfig(**WORDS | LONG)))
+prefix_ = prompts(lambda: GPT(GPTConfig(**WORDS | LONG, prefix_lm=True)))
 t5_ = prompts(lambda: T5(t5))
+transformer_ = prompts(lambda: Transformer(TransformerConfig(src_vocab_size=V, tgt_vocab_size=V, d_ff=24, **SIZES | LONG)))
+stepping_, BY_NAME = [case for case in MODELS if case.start], {case.name: case for case in MODELS}
 WRITING = [
-    *(Writing(f"{case.name}, greedy", stepper(case), from_start(decoding.greedy)) for case in MODELS if case.start),
-    *(Writing(f"{case.name}, sample", stepper(case), from_start(decoding.sample, **FILTERS)) for case in MODELS if case.name in ("gpt2", "seq2seq-gru")),
-    *(Writing(f"{case.name}, beam", stepper(case), from_start(decoding.beam_search, beam=3), 1) for case in MODELS if case.start),
+    *(Writing(f"{case.name}, greedy", stepper(case), from_start(decoding.greedy)) for case in stepping_),
+    *(Writing(f"{case.name}, beam", stepper(case), from_start(decoding.beam_search, beam=3), 1) for case in stepping_),
+    Writing("recurrent, sample", stepper(BY_NAME["seq2seq-gru"]), from_start(decoding.sample, **FILTERS)),
     Writing("gpt", gpt_, generate(), None),
     Writing("gpt, stop", gpt_, generate(stop_id=RARE)),
     Writing("gpt, sample", gpt_, generate(**FILTERS), None),
-    Writing("gpt, lengths", gpt_, of_lengths("mask", stop_id=RARE)),
-    Writing("gpt, prefix", prefix_, of_lengths("mask"), None),
-    Writing("t5", t5_, generate(stop_id=RARE)),
-    Writing("t5, sample", t5_, of_lengths("src_mask", stop_id=RARE, **FILTERS)),
-    Writing("t5, beam", t5_, of_lengths("src_mask", stop_id=RARE, beam=3), 1),
+    Writing("gpt, lengths", gpt_, generate(lengths=True, stop_id=RARE)),
+    Writing("gpt, beam", gpt_, generate(lengths=True, beam=2, stop_id=RARE), 1),
+    Writing("gpt, prefix", prefix_, generate(lengths=True), None),
+    *(
+        Writing(f"{name}, {rule}", make, generate(lengths, stop_id=RARE, **options), every)
+        for name, make in (("t5", t5_), ("transformer", transformer_))
+        for rule, lengths, every, options in (("generate", False, 16, {}), ("filters", True, 16, FILTERS), ("hypotheses", True, 1, dict(beam=2)))
+    ),
 ]
 
 
@@ -540,6 +553,11 @@ def in_two_runs(model, batches, folder):
     return training.fit(model, batches, **UPDATES, folder=folder).loss
 
 
+def recomputed(model, batches, folder):
+    "Activations are computed again in the backward pass, with the same random numbers."
+    return training.fit(model, batches, **UPDATES, checkpoint=True).loss
+
+
 def by_hand(model, batches, folder):
     return seq2seq.teacher_forcing(model, batches, steps=3)
 
@@ -555,7 +573,7 @@ def trained(fit, device, folder):
     return [torch.tensor(losses), *(p.detach().cpu() for p in model.parameters())], waits
 
 
-@pytest.mark.parametrize("fit", [in_one_run, in_two_runs, by_hand])
+@pytest.mark.parametrize("fit", [in_one_run, in_two_runs, recomputed, by_hand])
 def test_fit(fit, accelerate_on, tmp_path):
     "The same weights. What the host waits for stands in the loop (batches, the loss, the norm), not in model or loss."
     accelerate_on("card:0")
@@ -576,4 +594,6 @@ def test_saved_on_one_device_and_loaded_on_the_other(case, tmp_path):
     straight = type(model).from_pretrained(tmp_path, device="card", dtype="float64")
     assert {p.device.type for p in straight.parameters()} == {"card"}
     same([p.cpu() for p in straight.parameters()], [p.double() for p in wanted])
-    same([p.cpu() for p in loaded.to("card").parameters()], wanted)
+    there = type(model).from_pretrained(tmp_path, device="card")
+    assert {tensor.device.type for tensor in [*there.parameters(), *there.buffers()]} == {"card"}
+    same([p.cpu() for p in there.parameters()], wanted)

@@ -173,6 +173,8 @@ def test_bias_by_hand(causal, n):
         assert torch.equal(found[0, :, i, j], wanted)
     close(bias.line(1 - n, 0)[..., None, :], found[:, :, -1:].detach(), 0)
     assert torch.equal(bias.bias(1, n - 1), found[:, :, -1:])
+    for start in {0, n // 2, n - 1}:
+        assert torch.equal(bias.bias(n - start, start, bias.prepare(n + 5)), found[:, :, start:])
 
 
 def test_bias_as_theirs(tmp_path):
@@ -401,6 +403,9 @@ test_bad_settings = messages.refused([
     (dict(max_distance=16), ["max_distance=16", "16"]),
     (dict(pad_id=29), ["pad_id=29", "29"]),
     (dict(eos_id=-1), ["eos_id=-1"]),
+    (dict(eos_id=1.5), ["eos_id=1.5"]),
+    (dict(max_distance=math.nan), ["max_distance=nan"]),
+    (dict(tied="yes"), ["tied='yes'"]),
     (dict(dropout=1.0), ["dropout=1.0"]),
     (dict(activation="gelu_new"), ["activation='gelu_new'", "gelu_tanh"]),
 ], lambda changes: T5(T5Config(**SMALL | changes)), or_else="keep", errors=ValueError)

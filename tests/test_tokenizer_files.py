@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from messages import says
+from sentencepiece import sentencepiece_model_pb2
 from test_tokenization import STRANGE, unicode_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
@@ -409,6 +410,20 @@ def test_random_damage(kind, file, folders, tmp_path):
             assert "damaged" in str(error) and len(str(error)) < 1000
             ended.add("refused")
     assert "refused" in ended or file == "vocab.txt"
+
+
+def test_model_cut_short_anywhere(folders, tmp_path):
+    "Behind a whole piece too, where no length is wrong."
+    folder = shutil.copytree(folders("t5"), tmp_path / "cut")
+    good, rng = (folder / "spiece.model").read_bytes(), random.Random(0)
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(good)
+    for field in ("normalizer_spec", "trainer_spec"):
+        pieces.ClearField(field)
+    ends = [*range(0, 300, 9), *(rng.randrange(len(good) - 100) for _ in range(20)), len(good) - 100]
+    for data in [pieces.SerializeToString(), *(good[:end] for end in ends)]:
+        (folder / "spiece.model").write_bytes(data)
+        with pytest.raises(ValueError, match="cut is damaged, fetch or save it again"):
+            load(folder)
 
 
 def test_nothing_in_a_folder_is_executed(tmp_path):

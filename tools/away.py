@@ -1,6 +1,7 @@
 """The package as others get it: a wheel, installed where nothing of the repository is.
 
-`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`.
+`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`: a chapter with the
+solutions of its exercises behind it, in their smaller sizes.
 """
 
 import os
@@ -10,6 +11,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import nbformat
+
+from . import solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,7 +73,9 @@ def main() -> int:
             if ".ipynb_checkpoints" not in page.parts:
                 folder = place / "book" / "nbs" / page.relative_to(ROOT / "nbs").with_suffix("")
                 folder.mkdir(parents=True)
-                shutil.copy(page, folder)
+                nb = nbformat.read(page, as_version=4)
+                solutions.append(nb)
+                nbformat.write(nb, folder / page.name)
         shutil.copy(ROOT / "settings.ini", place / "book")
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         return subprocess.run([python, "-c", PAGES], cwd=place / "book", env=env).returncode
