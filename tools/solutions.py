@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from .chapters import NBS
+from .chapters import NBS, _without_debris
 
 EXERCISE = re.compile(r"^\*\*(\d+)\.\*\*", re.M)
 SOLUTION = re.compile(r'^::: \{\.callout-note collapse="true"\}\n## Solution\n(.*?)^:::$', re.M | re.S)
@@ -85,6 +85,7 @@ def run(name: str, smaller: bool) -> tuple[float, int]:
             if i >= page:
                 seconds = time.perf_counter() - started
                 total += seconds
+                _without_debris(cell)
                 shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
                 title = cell.source.splitlines()[0].removeprefix("# Solution of ")
                 print(f"{name}, {title}: {seconds:.1f} s", *shown, sep="\n", flush=True)
