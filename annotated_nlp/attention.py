@@ -49,13 +49,18 @@ def scaled_dot_product(
     else:
         empty = (scores == -math.inf).all(-1, keepdim=True)
         weights = (
-            scores.masked_fill(empty, 0.0).softmax(-1, dtype=precise).to(v.dtype).masked_fill(empty, 0.0)
+            scores.masked_fill(empty, 0.0)
+            .softmax(-1, dtype=precise)
+            .to(v.dtype)
+            .masked_fill(empty, 0.0)
         )
     dropped = F.dropout(weights, dropout, training=dropout > 0)
     return einsum(dropped, v, "... n m, ... m w -> ... n w"), weights
 
 # %% ../nbs/05_attention.ipynb #863eba3b
-def causal_mask(n: int, m: int, device: torch.device | str | None = None) -> Bool[Tensor, "n m"]:
+def causal_mask(
+    n: int, m: int, device: torch.device | str | None = None
+) -> Bool[Tensor, "n m"]:
     """True where query i, the (m - n + i)-th of m positions, may see key j: itself and what came before."""
     return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
 
@@ -64,7 +69,9 @@ def dot_product_attention(
     query: Float[Tensor, "b n d"], keys: Float[Tensor, "b m d"], mask: Bool[Tensor, "b m"]
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n m"]]:
     """Decoder states look at encoder states (Luong et al. 2015, section 3.1, "dot"): contexts and weights."""
-    return scaled_dot_product(query, keys, keys, mask=rearrange(mask, "b m -> b 1 m"), scale=1.0)
+    return scaled_dot_product(
+        query, keys, keys, mask=rearrange(mask, "b m -> b 1 m"), scale=1.0
+    )
 
 # %% ../nbs/05_attention.ipynb #f8101cfb
 def fused_attention(
@@ -91,7 +98,9 @@ def fused_attention(
     seeing = mask.any(-1, keepdim=True)
     mask = mask | ~seeing
     merged = mask if bias is None else bias.masked_fill(~mask, -math.inf)
-    return F.scaled_dot_product_attention(q, k, v, merged, dropout, scale=scale).masked_fill(~seeing, 0.0)
+    return F.scaled_dot_product_attention(
+        q, k, v, merged, dropout, scale=scale
+    ).masked_fill(~seeing, 0.0)
 
 
 def _with_causal(mask: Tensor | None, n: int, m: int, device: torch.device) -> Tensor:
@@ -154,18 +163,35 @@ class Attention(nn.Module):
     on the weights; `bias` is that of all projections. Raises ValueError for sizes, masks and calls that don't fit.
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int | None, scale: float | None, dropout: float):
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int | None,
+        scale: float | None,
+        dropout: float,
+    ):
         super().__init__()
         checks.integers(d_model=d_model, n_heads=n_heads)
         if d_head is None:
-            checks.divides("n_heads", "d_model", "change one, or give d_head", d_model=d_model, n_heads=n_heads)
+            checks.divides(
+                "n_heads",
+                "d_model",
+                "change one, or give d_head",
+                d_model=d_model,
+                n_heads=n_heads,
+            )
         self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
         self.width = n_heads * self.d_head
         self.scale, self.dropout = scale, dropout
 
-    def split(self, projected: Float[Tensor, "b n w"]) -> tuple[Float[Tensor, "b h n k"], ...]:
+    def split(
+        self, projected: Float[Tensor, "b n w"]
+    ) -> tuple[Float[Tensor, "b h n k"], ...]:
         """One, two or three projections side by side, each cut into heads."""
-        return rearrange(projected, "b n (p h k) -> p b h n k", h=self.n_heads, k=self.d_head).unbind()
+        return rearrange(
+            projected, "b n (p h k) -> p b h n k", h=self.n_heads, k=self.d_head
+        ).unbind()
 
     def mix(
         self,
@@ -181,7 +207,9 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
             checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
-            mask = rearrange(mask, "b m -> b 1 1 m" if mask.ndim == 2 else "b n m -> b 1 n m")
+            mask = rearrange(
+                mask, "b m -> b 1 1 m" if mask.ndim == 2 else "b n m -> b 1 n m"
+            )
         if not need_weights:
             mixed = fused_attention(q, k, v, mask, bias, self.scale, dropout, causal)
             return self.out(rearrange(mixed, "b h n k -> b n (h k)"))
@@ -236,7 +264,9 @@ class SelfAttention(Attention):
 
     def new_cache(self, batch_size: int, max_len: int) -> KVCache:
         """An empty cache with room for `max_len` positions."""
-        return KVCache(*self.out.weight.new_zeros(2, batch_size, self.n_heads, max_len, self.d_head))
+        return KVCache(
+            *self.out.weight.new_zeros(2, batch_size, self.n_heads, max_len, self.d_head)
+        )
 
 
 class CrossAttention(Attention):
@@ -254,7 +284,10 @@ class CrossAttention(Attention):
         dropout: float = 0.0,
     ):
         super().__init__(d_model, n_heads, d_head, scale, dropout)
-        self.query, self.key_value = nn.Linear(d_model, self.width, bias), nn.Linear(d_memory, 2 * self.width, bias)
+        self.query, self.key_value = (
+            nn.Linear(d_model, self.width, bias),
+            nn.Linear(d_memory, 2 * self.width, bias),
+        )
         self.out = nn.Linear(self.width, d_model, bias)
 
     def forward(
@@ -317,8 +350,13 @@ def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
-    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-    checks.some(found, f"{type(model).__name__} has no {' or '.join(kind.__name__ for kind in kinds)} module to record")
+    found = {
+        name: module for name, module in model.named_modules() if isinstance(module, kinds)
+    }
+    checks.some(
+        found,
+        f"{type(model).__name__} has no {' or '.join(kind.__name__ for kind in kinds)} module to record",
+    )
     return found
 
 # %% ../nbs/05_attention.ipynb #1eac8bd8
@@ -341,9 +379,13 @@ def local_attention(
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
     q = rearrange(F.pad(q, (0, 0, 0, fill)), "b h (c r) k -> (b c) h r k", r=r)
-    k, v = (F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v))  # a block and its neighbours
+    k, v = (
+        F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v)
+    )  # a block and its neighbours
     k, v = (rearrange(x, "b h c k u -> (b c) h u k") for x in (k, v))
-    visible = rearrange(F.pad(mask, (r, r + fill)).unfold(1, 3 * r, r), "b c u -> (b c) 1 1 u")
+    visible = rearrange(
+        F.pad(mask, (r, r + fill)).unfold(1, 3 * r, r), "b c u -> (b c) 1 1 u"
+    )
     query, key = torch.arange(r, device=q.device), torch.arange(3 * r, device=q.device) - r
     band = (rearrange(query, "r -> r 1") - key).abs() <= r
     mixed = fused_attention(q, k, v, visible & band, scale=scale)

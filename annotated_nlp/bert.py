@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from . import checks
 from .checkpoints import Pretrained
-from .transformer import ACTIVATIONS, BlockConfig, Positions, Stack, initialise_normal, make_norm
+from annotated_nlp.transformer import (
+    ACTIVATIONS,
+    BlockConfig,
+    Positions,
+    Stack,
+    initialise_normal,
+    make_norm,
+)
 
 # %% ../nbs/10_bert.ipynb #c613544d
 class Packed(NamedTuple):
@@ -168,7 +175,9 @@ class Bert(Pretrained, nn.Module):
         if segments is not None:
             checks.same_shape(ids=ids, segments=segments)
             checks.ids(self.config.n_segments, segments=segments)
-        return self.stack(self.project(self.embedding(ids, segments)), mask, all_layers=all_layers)
+        return self.stack(
+            self.project(self.embedding(ids, segments)), mask, all_layers=all_layers
+        )
 
 # %% ../nbs/10_bert.ipynb #c4a0c169
 class NextSentence(NamedTuple):
@@ -180,7 +189,9 @@ class NextSentence(NamedTuple):
 
 
 def next_sentence_pairs(
-    documents: Sequence[Sequence[Sequence[int]]], *, generator: torch.Generator | None = None
+    documents: Sequence[Sequence[Sequence[int]]],
+    *,
+    generator: torch.Generator | None = None,
 ) -> list[NextSentence]:
     """For each sentence with a next one: by even chance that one, or any of another document.
 
@@ -306,7 +317,9 @@ class BertForSequenceClassification(OnTrunk):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b c"]:
         """Logits of the classes."""
-        return self.classifier(self.dropout(self.trunk.pooler(self.trunk(ids, segments, mask))))
+        return self.classifier(
+            self.dropout(self.trunk.pooler(self.trunk(ids, segments, mask)))
+        )
 
 
 class BertForTokenClassification(OnTrunk):
@@ -331,7 +344,9 @@ class BertForQuestionAnswering(OnTrunk):
     """Where in the second segment the answer to the first begins and ends (section 4.2)."""
 
     def __init__(self, config: BertConfig):
-        config = replace(config, n_classes=2)  # the file counts a span's two ends as classes
+        config = replace(
+            config, n_classes=2
+        )  # the file counts a span's two ends as classes
         super().__init__(config, span=nn.Linear(config.d_model, 2))
 
     def forward(

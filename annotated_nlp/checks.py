@@ -39,7 +39,10 @@ def integers(least: int | None = 1, **values: int) -> None:
     for name, value in values.items():
         integer = isinstance(value, Integral) and not isinstance(value, bool)
         if not integer or (least is not None and value < least):
-            raise ValueError(f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"))
+            raise ValueError(
+                f"{name}={value!r} must be an integer"
+                + ("" if least is None else f" of at least {least}")
+            )
 
 
 def sizes(config: Any, names: str) -> None:
@@ -70,14 +73,22 @@ def one_of(known: Iterable, **values: Any) -> None:
     known = list(known)
     for name, value in values.items():
         if value not in known:
-            raise ValueError(f"{name}={shown(value)} must be one of {', '.join(map(repr, known))}")
+            raise ValueError(
+                f"{name}={shown(value)} must be one of {', '.join(map(repr, known))}"
+            )
 
 
 def tokens(vocab_size: int, **ids: int) -> None:
     """Refuse what is no token id of a vocabulary."""
     for name, value in ids.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value < vocab_size:
-            raise ValueError(f"{name}={value!r} must be a token: an integer from 0 to {vocab_size - 1}, in a vocabulary of {vocab_size}")
+        if (
+            not isinstance(value, Integral)
+            or isinstance(value, bool)
+            or not 0 <= value < vocab_size
+        ):
+            raise ValueError(
+                f"{name}={value!r} must be a token: an integer from 0 to {vocab_size - 1}, in a vocabulary of {vocab_size}"
+            )
 
 
 def device(device: Any) -> None:
@@ -87,7 +98,9 @@ def device(device: Any) -> None:
     except (RuntimeError, TypeError):
         holds = False
     if not holds:
-        raise ValueError(f"device={shown(device)} must be one that holds values, as 'cpu' or 'cuda:0'")
+        raise ValueError(
+            f"device={shown(device)} must be one that holds values, as 'cpu' or 'cuda:0'"
+        )
 
 
 def even(**values: int) -> None:
@@ -100,7 +113,9 @@ def even(**values: int) -> None:
 def one_vocabulary(source: int, target: int) -> None:
     """Refuse to share one embedding between vocabularies of different sizes."""
     if source != target:
-        raise ValueError(f"shared_vocab=True needs vocabularies of one size, not {source} and {target}; make them one")
+        raise ValueError(
+            f"shared_vocab=True needs vocabularies of one size, not {source} and {target}; make them one"
+        )
 
 
 def divides(part: str, whole: str, remedy: str = "change one", **sizes: int) -> None:
@@ -117,7 +132,9 @@ def equal(why: str, settings: str, **configs: Any) -> None:
     for name in settings.split():
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
-            raise ValueError(f"{name}={a!r} in the {here} and {b!r} in the {there} must be equal: {why}")
+            raise ValueError(
+                f"{name}={a!r} in the {here} and {b!r} in the {there} must be equal: {why}"
+            )
 
 
 def instances(kind: type, **values: Any) -> None:
@@ -129,7 +146,9 @@ def instances(kind: type, **values: Any) -> None:
 
 def missing_option(option: str, argument: str) -> NoReturn:
     """Refuse an argument of a model that was made without the option it belongs to."""
-    raise ValueError(f"{argument} is given, but this model was made without {option}; make it with {option}=True")
+    raise ValueError(
+        f"{argument} is given, but this model was made without {option}; make it with {option}=True"
+    )
 
 
 def some(found: Sized, otherwise: str) -> None:
@@ -155,7 +174,11 @@ def seen(x: Tensor) -> bool:
 
 
 def _shape(x: Any) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    return (
+        f"{x.dtype} of shape {tuple(x.shape)}"
+        if isinstance(x, Tensor)
+        else type(x).__name__
+    )
 
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -168,10 +191,14 @@ def ids(vocab_size: int, rows: int | None = None, **named: Tensor) -> None:
     """
     for name, x in named.items():
         if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
-            raise ValueError(f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor")
+            raise ValueError(
+                f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor"
+            )
         if x.ndim != 2 or 0 in x.shape or (rows is not None and x.shape[0] != rows):
             b = "b >= 1" if rows is None else f"b = {rows}"
-            raise ValueError(f"{name} of shape {tuple(x.shape)} must be (b, n) with {b} and n >= 1")
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} must be (b, n) with {b} and n >= 1"
+            )
         if seen(x):
             low, high = x.aminmax()
             if low < 0 or high >= vocab_size:
@@ -192,7 +219,11 @@ def step_ids(rows: int, ids: Tensor) -> None:
 def mask(shape: Sequence[int], what: str = "real tokens", **named: Tensor) -> None:
     """Refuse what is no boolean tensor of that shape."""
     for name, x in named.items():
-        if not isinstance(x, Tensor) or x.dtype != torch.bool or tuple(x.shape) != tuple(shape):
+        if (
+            not isinstance(x, Tensor)
+            or x.dtype != torch.bool
+            or tuple(x.shape) != tuple(shape)
+        ):
             raise ValueError(
                 f"{name} is {_shape(x)}; it must be boolean, True at {what}, of shape {tuple(shape)}: try {name}.bool()"
             )
@@ -202,7 +233,9 @@ def counts(rows: int, most: int | None = None, **named: Tensor) -> None:
     """Refuse what is not one integer for each of `rows` rows; on the CPU also one outside 0 to `most`."""
     for name, x in named.items():
         if not isinstance(x, Tensor) or x.dtype not in _INTEGERS or x.shape != (rows,):
-            raise ValueError(f"{name} is {_shape(x)}; it must count tokens, one number for each of {rows} rows")
+            raise ValueError(
+                f"{name} is {_shape(x)}; it must count tokens, one number for each of {rows} rows"
+            )
         if seen(x) and x.numel() and (x.min() < 0 or most is not None and x.max() > most):
             limit = "0 or more" if most is None else f"0 to {most}"
             raise ValueError(f"{name}={x.tolist()} must count tokens, each {limit}")
@@ -225,7 +258,9 @@ def same_shape(**named: Tensor) -> None:
     (first, wanted), *others = named.items()
     for name, x in others:
         if x.shape != wanted.shape:
-            raise ValueError(f"{name} of shape {tuple(x.shape)} must have the shape of {first}, {tuple(wanted.shape)}")
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} must have the shape of {first}, {tuple(wanted.shape)}"
+            )
 
 
 def chosen(where: Tensor, **named: Tensor) -> None:
@@ -263,7 +298,9 @@ def cache(new: torch.Size, cached: torch.Size, start: int) -> None:
             "reorder it with the rows"
         )
     if start < 0:
-        raise ValueError(f"start={start} must count the positions already in the cache, 0 or more")
+        raise ValueError(
+            f"start={start} must count the positions already in the cache, 0 or more"
+        )
     if start + new[2] > cached[2]:
         raise ValueError(
             f"the cache has room for {cached[2]} positions, {start + new[2]} are needed; make it with "
@@ -282,42 +319,58 @@ def one_cache_each(caches: Sequence | None, blocks: int) -> None:
 def continued(start: int, cache: Any) -> None:
     """Refuse to begin after positions that no cache holds."""
     if start and cache is None:
-        raise ValueError(f"start={start} without earlier positions; pass cache=new_cache(batch_size, max_len)")
+        raise ValueError(
+            f"start={start} without earlier positions; pass cache=new_cache(batch_size, max_len)"
+        )
 
 
 def one_value_each(keys: int, values: int) -> None:
     """Refuse keys and values of different number: a kernel would read past the shorter."""
     if keys != values:
-        raise ValueError(f"{keys} keys and {values} values: each key needs one value, make them equal")
+        raise ValueError(
+            f"{keys} keys and {values} values: each key needs one value, make them equal"
+        )
 
 
 def attention_mask(b: int, n: int, m: int, mask: Tensor) -> None:
     """Refuse what is no boolean mask of keys (b m) or of pairs of query and key (b n m)."""
     if mask.dtype != torch.bool:
-        raise ValueError(f"mask is {mask.dtype}; it must be boolean, True = may attend: try mask.bool()")
+        raise ValueError(
+            f"mask is {mask.dtype}; it must be boolean, True = may attend: try mask.bool()"
+        )
     if tuple(mask.shape) not in ((b, m), (b, n, m)):
-        raise ValueError(f"mask of shape {tuple(mask.shape)} must be (b, m) = {(b, m)} or (b, n, m) = {(b, n, m)}")
+        raise ValueError(
+            f"mask of shape {tuple(mask.shape)} must be (b, m) = {(b, m)} or (b, n, m) = {(b, n, m)}"
+        )
 
 
 def memory_if(cross: bool, memory: Any, memory_mask: Any = None) -> None:
     """Refuse a memory that a block doesn't read, and a block that reads one without it."""
     if cross and memory is None:
-        raise ValueError("memory is missing: a block made with cross=True reads one and must be given it")
+        raise ValueError(
+            "memory is missing: a block made with cross=True reads one and must be given it"
+        )
     if not cross and (memory is not None or memory_mask is not None):
-        raise ValueError("this block takes no memory and no memory_mask; make it with cross=True")
+        raise ValueError(
+            "this block takes no memory and no memory_mask; make it with cross=True"
+        )
 
 
 def prompts(most: int, n: int, padding: Tensor) -> None:
     """Refuse a row of `n` columns that are all padding, `most` being the most that a row has."""
     if most == n:
-        raise ValueError(f"row {int(padding.argmax())} of mask has no token: a prompt needs at least one")
+        raise ValueError(
+            f"row {int(padding.argmax())} of mask has no token: a prompt needs at least one"
+        )
 
 
 def tokens_first(shape: Sequence[int], given: Tensor) -> None:
     """Refuse a mask whose rows don't begin with their tokens, one or more."""
     mask(shape, "tokens", mask=given)
     if seen(given) and not (given[:, 0].all() and (given[:, 1:] <= given[:, :-1]).all()):
-        raise ValueError("mask must be True at the beginning of each row, at one token or more, and False after it")
+        raise ValueError(
+            "mask must be True at the beginning of each row, at one token or more, and False after it"
+        )
 
 
 # Decoding
@@ -359,11 +412,15 @@ def distributions(broken: Tensor) -> None:
         )
 
 
-def writing_rules(temperature: float, beam: int, top_k: int | None, top_p: float | None) -> None:
+def writing_rules(
+    temperature: float, beam: int, top_k: int | None, top_p: float | None
+) -> None:
     """Refuse a beam together with a temperature, and cuts without one."""
     within("[0, inf)", temperature=temperature)
     if beam != 1 and temperature != 0:
-        raise ValueError(f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing")
+        raise ValueError(
+            f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing"
+        )
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise ValueError(
             f"top_k={top_k}, top_p={top_p} with temperature=0, at which nothing is drawn: give temperature=1.0, or "
@@ -378,7 +435,9 @@ def texts(texts: Iterable[str]) -> list[str]:
     texts = list(texts)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"texts must hold strings, not {type(text).__name__}: {text!r:.60}")
+            raise TypeError(
+                f"texts must hold strings, not {type(text).__name__}: {text!r:.60}"
+            )
     if not any(texts):
         raise ValueError("texts is empty; give at least one character")
     return texts
@@ -390,7 +449,10 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is missing here: pip install annotated_nlp[{name}]", name=error.name) from error
+        raise ImportError(
+            f"{error.name} is missing here: pip install annotated_nlp[{name}]",
+            name=error.name,
+        ) from error
 
 # %% ../nbs/checks.ipynb #5e0d3a12
 def beginnings(names: Iterable[str], *words: str) -> None:
@@ -412,7 +474,9 @@ def writable(**folders: str | os.PathLike) -> None:
             os.makedirs(folder, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise OSError(f"{name}={os.fspath(folder)!r} can't be written: {error}; give another") from error
+            raise OSError(
+                f"{name}={os.fspath(folder)!r} can't be written: {error}; give another"
+            ) from error
 
 
 def finite(step: int, loss: float, norm: float, lr: float) -> None:
@@ -432,7 +496,9 @@ def targets(logits: Tensor, targets: Tensor, mask: Tensor) -> None:
         )
     if logits.ndim != 3 or not logits.shape[:2] == targets.shape == mask.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (logits, targets, mask))
-        raise ValueError(f"logits, targets and mask must have shapes (b, n, v), (b, n) and (b, n), not {shapes}")
+        raise ValueError(
+            f"logits, targets and mask must have shapes (b, n, v), (b, n) and (b, n), not {shapes}"
+        )
     vocab_size, real = logits.shape[-1], targets.masked_fill(~mask, 0)
     if seen(real) and ((real < 0) | (real >= vocab_size)).any():
         wrong = int(real[(real < 0) | (real >= vocab_size)][0])
@@ -447,7 +513,9 @@ def real_rows(**masks: Tensor) -> None:
     for name, x in masks.items():
         if seen(x) and not x.any(1).all():
             row = int((~x.any(1)).nonzero()[0])
-            raise ValueError(f"row {row} of {name} has no real token: drop empty rows first")
+            raise ValueError(
+                f"row {row} of {name} has no real token: drop empty rows first"
+            )
 
 
 def same_device(**named: Tensor) -> None:
@@ -455,7 +523,9 @@ def same_device(**named: Tensor) -> None:
     (first, wanted), *others = named.items()
     for name, x in others:
         if x.device != wanted.device:
-            raise ValueError(f"{name} is on {x.device}, {first} on {wanted.device}: try {name}.to({first}.device)")
+            raise ValueError(
+                f"{name} is on {x.device}, {first} on {wanted.device}: try {name}.to({first}.device)"
+            )
 
 # %% ../nbs/checks.ipynb #a91c3e5d
 def not_empty(remedy: str, **named: Sequence) -> None:
@@ -480,9 +550,13 @@ def text(tokens: Sequence, **choices: Sequence) -> None:
 def sentinels(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) -> None:
     """Refuse sentinels that stand twice, that the text uses, or that are too few for the runs of noise and the end."""
     if len(set(sentinels)) < len(sentinels):
-        raise ValueError("sentinels holds one of them twice: give each gap a name of its own")
+        raise ValueError(
+            "sentinels holds one of them twice: give each gap a name of its own"
+        )
     if used := set(sentinels).intersection(tokens):
-        raise ValueError(f"tokens holds the sentinel {min(used)!r}: give sentinels that no text uses")
+        raise ValueError(
+            f"tokens holds the sentinel {min(used)!r}: give sentinels that no text uses"
+        )
     runs = sum(bool(here) and not before for before, here in zip([False, *noise], noise))
     if runs + 1 > len(sentinels):
         raise ValueError(
@@ -496,14 +570,18 @@ def of_noise(noise: Sequence[bool], **positions: Iterable[int]) -> None:
     for name, places in positions.items():
         for i in places:
             if not (0 <= i < len(noise) and noise[i]):
-                raise ValueError(f"{name} has position {i}, which is no noise: choose it there, or drop it")
+                raise ValueError(
+                    f"{name} has position {i}, which is no noise: choose it there, or drop it"
+                )
 
 
 def permutation(**orders: Sequence[int]) -> None:
     """Refuse what doesn't hold each of its positions once."""
     for name, order in orders.items():
         if sorted(order) != list(range(len(order))):
-            raise ValueError(f"{name} must be a permutation of 0 to {len(order) - 1}, not {list(order)}")
+            raise ValueError(
+                f"{name} must be a permutation of 0 to {len(order) - 1}, not {list(order)}"
+            )
 
 
 def spans(n: int, spans: Sequence[tuple[int, int]]) -> None:
@@ -521,8 +599,15 @@ def spans(n: int, spans: Sequence[tuple[int, int]]) -> None:
 def token_ids(**named: Tensor) -> None:
     """Refuse what is no tensor of integers, of whatever shape."""
     for name, x in named.items():
-        if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-            raise ValueError(f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor")
+        if (
+            not isinstance(x, Tensor)
+            or x.is_floating_point()
+            or x.is_complex()
+            or x.dtype == torch.bool
+        ):
+            raise ValueError(
+                f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor"
+            )
 
 
 def row_each(chosen: Tensor, **named: Tensor) -> None:
@@ -530,7 +615,9 @@ def row_each(chosen: Tensor, **named: Tensor) -> None:
     for name, x in named.items():
         if x.ndim != 2 or seen(chosen) and len(x) != chosen.sum():
             rows = f"k = {int(chosen.sum())}" if seen(chosen) else "k"
-            raise ValueError(f"{name} of shape {tuple(x.shape)} must be (k, v), one row for each of the {rows} chosen")
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} must be (k, v), one row for each of the {rows} chosen"
+            )
 
 
 def drawable(**named: Tensor) -> None:
@@ -567,7 +654,9 @@ def readable(images: Tensor, n_channels: int, dtype: torch.dtype) -> None:
             f"images is {images.dtype}; give numbers as the model was trained with, such as images.float() / 255 for bytes"
         )
     if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
-        raise ValueError(f"images is {images.dtype} and the model {dtype}: pass images.to({dtype})")
+        raise ValueError(
+            f"images is {images.dtype} and the model {dtype}: pass images.to({dtype})"
+        )
 
 
 def pictures(images: Tensor) -> None:
@@ -593,7 +682,12 @@ def two_heads(heads: Sequence[Tensor], teacher: Tensor) -> None:
     if isinstance(heads, Tensor):  # its rows would be taken for heads
         raise TypeError("heads is one tensor; give two, such as model.heads(images)")
     shapes = [tuple(x.shape) for x in (*heads, teacher)]
-    if len(shapes) != 3 or len(set(shapes)) > 1 or teacher.ndim != 2 or not teacher.shape[0]:
+    if (
+        len(shapes) != 3
+        or len(set(shapes)) > 1
+        or teacher.ndim != 2
+        or not teacher.shape[0]
+    ):
         raise ValueError(
             f"heads and teacher have the shapes {shapes}: they must be two heads and a teacher, all of one shape (b, c) "
             "with b >= 1"
@@ -608,5 +702,11 @@ def square_maps(maps: Sequence[Tensor]) -> None:
         raise ValueError("maps is empty; give the weights of at least one layer")
     shapes = [tuple(weights.shape) for weights in maps]
     alike = {shape[:1] + shape[2:] for shape in shapes}
-    if {len(shape) for shape in shapes} != {4} or len(alike) != 1 or shapes[0][2] != shapes[0][3]:
-        raise ValueError(f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n")
+    if (
+        {len(shape) for shape in shapes} != {4}
+        or len(alike) != 1
+        or shapes[0][2] != shapes[0][3]
+    ):
+        raise ValueError(
+            f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n"
+        )

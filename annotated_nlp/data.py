@@ -81,7 +81,9 @@ class Corpus(Sequence[_Row]):
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return Corpus(self.rows[index], self.name, self.split, self.origin, self.licence)
+            return Corpus(
+                self.rows[index], self.name, self.split, self.origin, self.licence
+            )
         return self.rows[index]
 
     def __iter__(self) -> Iterator[_Row]:
@@ -101,7 +103,9 @@ class Corpus(Sequence[_Row]):
 
 def _cell(value: Any) -> str:
     """A value as a cell of an HTML table, cut to what fits."""
-    text = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
+    text = (
+        f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
+    )
     breakable = " style='overflow-wrap: anywhere'" if isinstance(value, str) else ""
     return f"<td{breakable}>{html.escape(text if len(text) <= 160 else text[:157] + '...')}</td>"
 
@@ -114,7 +118,10 @@ def letters(text: str) -> str:
 def _ranks(seed: int, keys: Iterable[str]) -> list[float]:
     """For each key a number in [0, 1) that depends on key and seed alone: not on machine, run or other keys."""
     texts = (f"{seed}\n{key}".encode("utf-8", "surrogatepass") for key in keys)
-    return [int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / 2**48 for text in texts]
+    return [
+        int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / 2**48
+        for text in texts
+    ]
 
 
 def _split_of(rank: float) -> str:
@@ -133,7 +140,9 @@ def _require(module: str, package: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"this corpus needs the package {package}: pip install {package}") from error
+        raise ImportError(
+            f"this corpus needs the package {package}: pip install {package}"
+        ) from error
 
 
 def _versions(*packages: str) -> str:
@@ -145,14 +154,20 @@ def _versions(*packages: str) -> str:
 def _ranked_numbers(length: int, seed: int) -> tuple[int, ...]:
     """All integers of that many digits (five at most) in the order of their ranks."""
     numbers = range(0 if length == 1 else 10 ** (length - 1), 10**length)
-    return tuple(number for _, number in sorted(zip(_ranks(seed, map(str, numbers)), numbers)))
+    return tuple(
+        number for _, number in sorted(zip(_ranks(seed, map(str, numbers)), numbers))
+    )
 
 
 def _numbers(length: int, split: str, seed: int) -> Iterator[int]:
     """Different integers of that many digits that belong to the split, in an order that looks random."""
     if length <= 5:
         ranked = _ranked_numbers(length, seed)
-        yield from (n for place, n in enumerate(ranked) if _split_of((place + 0.5) / len(ranked)) == split)
+        yield from (
+            n
+            for place, n in enumerate(ranked)
+            if _split_of((place + 0.5) / len(ranked)) == split
+        )
     else:
         draw, seen = random.Random(f"{seed} {length}"), set()
         while True:
@@ -171,7 +186,9 @@ def _words(number: int, language: str) -> str:
     try:
         text = import_module("num2words").num2words(number, lang=language)
     except (ArithmeticError, NotImplementedError, LookupError, TypeError) as error:
-        raise ValueError(f"num2words can't write {number} in {language!r}: lower `digits`") from error
+        raise ValueError(
+            f"num2words can't write {number} in {language!r}: lower `digits`"
+        ) from error
     return " ".join(text.split())
 
 
@@ -195,27 +212,65 @@ def number_words(
     checks.one_of(sorted(languages), target=target)
     checks.one_of(sorted(languages - _AMBIGUOUS), source=source)
     checks.one_of(SPLITS, split=split)
-    if not (isinstance(digits, Sequence) and len(digits) == 2 and 1 <= digits[0] <= digits[1]):
-        raise ValueError(f"digits={digits} must be (shortest, longest) with 1 <= shortest <= longest")
+    if not (
+        isinstance(digits, Sequence) and len(digits) == 2 and 1 <= digits[0] <= digits[1]
+    ):
+        raise ValueError(
+            f"digits={digits} must be (shortest, longest) with 1 <= shortest <= longest"
+        )
     if not 1 <= per_length <= 50_000:
         raise ValueError(f"per_length={per_length} must lie between 1 and 50,000")
     lengths = range(digits[0], digits[1] + 1)
-    numbers = [n for length in lengths for n in itertools.islice(_numbers(length, split, seed), per_length)]
+    numbers = [
+        n
+        for length in lengths
+        for n in itertools.islice(_numbers(length, split, seed), per_length)
+    ]
     rows = tuple(
-        NumberPair(_words(number, source).replace(",", "").replace("-", " "), _words(number, target), number)
+        NumberPair(
+            _words(number, source).replace(",", "").replace("-", " "),
+            _words(number, target),
+            number,
+        )
         for _, number in sorted(zip(_ranks(seed, map(str, numbers)), numbers))
     )
-    return Corpus(rows, f"number words {source}-{target}", split, _versions("num2words"), "LGPL-2.1")
+    return Corpus(
+        rows, f"number words {source}-{target}", split, _versions("num2words"), "LGPL-2.1"
+    )
 
 # %% ../nbs/01_data.ipynb #824e40ec
 CATALOGS = ("jupyterlab", "django")
 
 _PACKS = {  # Django's language code -> locale of JupyterLab's language pack
-    "ar": "ar_SA", "ca": "ca_ES", "cs": "cs_CZ", "da": "da_DK", "de": "de_DE", "el": "el_GR", "es": "es_ES",
-    "et": "et_EE", "fi": "fi_FI", "fr": "fr_FR", "he": "he_IL", "hu": "hu_HU", "hy": "hy_AM", "id": "id_ID",
-    "it": "it_IT", "ja": "ja_JP", "ko": "ko_KR", "lt": "lt_LT", "nb": "no_NO", "nl": "nl_NL", "pl": "pl_PL",
-    "pt_BR": "pt_BR", "ro": "ro_RO", "ru": "ru_RU", "tr": "tr_TR", "uk": "uk_UA", "vi": "vi_VN",
-    "zh_Hans": "zh_CN", "zh_Hant": "zh_TW",
+    "ar": "ar_SA",
+    "ca": "ca_ES",
+    "cs": "cs_CZ",
+    "da": "da_DK",
+    "de": "de_DE",
+    "el": "el_GR",
+    "es": "es_ES",
+    "et": "et_EE",
+    "fi": "fi_FI",
+    "fr": "fr_FR",
+    "he": "he_IL",
+    "hu": "hu_HU",
+    "hy": "hy_AM",
+    "id": "id_ID",
+    "it": "it_IT",
+    "ja": "ja_JP",
+    "ko": "ko_KR",
+    "lt": "lt_LT",
+    "nb": "no_NO",
+    "nl": "nl_NL",
+    "pl": "pl_PL",
+    "pt_BR": "pt_BR",
+    "ro": "ro_RO",
+    "ru": "ru_RU",
+    "tr": "tr_TR",
+    "uk": "uk_UA",
+    "vi": "vi_VN",
+    "zh_Hans": "zh_CN",
+    "zh_Hant": "zh_TW",
 }
 
 
@@ -224,7 +279,9 @@ def _languages(catalog: str) -> set[str]:
     if catalog == "jupyterlab":
         return set(_PACKS)
     folder = Path(_require("django", "django").__path__[0], "conf", "locale")
-    return {file.parent.parent.name for file in folder.glob("*/LC_MESSAGES/django.mo")} - {"en"}
+    return {file.parent.parent.name for file in folder.glob("*/LC_MESSAGES/django.mo")} - {
+        "en"
+    }
 
 
 def _package(catalog: str, language: str) -> str:
@@ -246,7 +303,9 @@ def _catalog_files(catalog: str, language: str) -> list[Path]:
 # %% ../nbs/01_data.ipynb #d10d4131
 _PLACEHOLDER = re.compile(r"[{}$]|%\S")  # {0}, {{ name }}, $, %s, %1, %(name)s
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_TYPOGRAPHY = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "„": '"', "…": "...", "`": None})
+_TYPOGRAPHY = str.maketrans(
+    {"‘": "'", "’": "'", "“": '"', "”": '"', "„": '"', "…": "...", "`": None}
+)
 
 
 def _clean(text: str) -> str:
@@ -258,11 +317,16 @@ def _clean(text: str) -> str:
 def _messages(catalog: gettext.GNUTranslations) -> Iterator[tuple[str, str]]:
     """Cleaned messages of a catalog with their translations."""
     for message, target in catalog._catalog.items():
-        message, form = message if isinstance(message, tuple) else (message, catalog.plural(1))
+        message, form = (
+            message if isinstance(message, tuple) else (message, catalog.plural(1))
+        )
         source = message.rpartition("\x04")[2]  # a context may stand before the message
         if form == catalog.plural(1) and not _PLACEHOLDER.search(source + target):
             source, target = _clean(source), _clean(target)
-            words = all(any(map(str.isalpha, text)) and len(text) <= 400 for text in (source, target))
+            words = all(
+                any(map(str.isalpha, text)) and len(text) <= 400
+                for text in (source, target)
+            )
             if words and letters(source) != letters(target):
                 yield source, target
 
@@ -272,7 +336,10 @@ def _one_target_each(pairs: Iterable[tuple[str, str]]) -> dict[str, Pair]:
     seen: dict[str, Counter[Pair]] = defaultdict(Counter)
     for source, target in pairs:
         seen[letters(source)][Pair(source, target)] += 1
-    return {key: min(count, key=lambda pair: (-count[pair], pair)) for key, count in seen.items()}
+    return {
+        key: min(count, key=lambda pair: (-count[pair], pair))
+        for key, count in seen.items()
+    }
 
 # %% ../nbs/01_data.ipynb #6fc4b3cc
 @functools.lru_cache
@@ -286,7 +353,9 @@ def _interface_pairs(language: str, catalogs: tuple[str, ...]) -> dict[str, Pair
                 with path.open("rb") as file:
                     pairs += _messages(gettext.GNUTranslations(file))
             except Exception as error:  # gettext passes on whatever a damaged file leads to
-                raise ValueError(f"can't read the catalog {path}: install its package anew, {again}") from error
+                raise ValueError(
+                    f"can't read the catalog {path}: install its package anew, {again}"
+                ) from error
         if len(pairs) == before:
             where = ", ".join(map(str, files[:3])) or "no file"
             raise ValueError(
@@ -344,7 +413,10 @@ def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[_Definition]:
                 source = ""
                 if function and not inside:
                     first = min(part.lineno for part in (child, *child.decorator_list))
-                    margin, part = " " * child.col_offset, lines[first - 1 : child.end_lineno]
+                    margin, part = (
+                        " " * child.col_offset,
+                        lines[first - 1 : child.end_lineno],
+                    )
                     source = "\n".join(line.removeprefix(margin) for line in part)
                 yield _Definition(child.name, ast.get_docstring(child) or "", source)
             if not isinstance(child, ast.expr):
@@ -355,7 +427,13 @@ def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[_Definition]:
 def _library() -> tuple[_Definition, ...]:
     """Every definition of the standard library, read without importing it."""
     folder = Path(sysconfig.get_path("stdlib"))
-    skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # others' code, and tests
+    skip = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+    }  # others' code, and tests
     skip |= {"lib2to3", "encodings", "pydoc_data"}  # tables and generated code
     found = []
     for path in sorted(folder.rglob("*.py")):
@@ -367,18 +445,26 @@ def _library() -> tuple[_Definition, ...]:
                 continue
             found += _definitions(tree, text.splitlines())
     if not found:
-        raise FileNotFoundError("this Python lacks the source of its standard library: use one that has it")
+        raise FileNotFoundError(
+            "this Python lacks the source of its standard library: use one that has it"
+        )
     return tuple(found)
 
 # %% ../nbs/01_data.ipynb #9e1717e9
-_NOT_PROSE = re.compile(r"^\s|>>>|::=|[{}\\|]|^[-=~^#+*]{3,}|^\S+ = |\w\(.*\):$|\bself\.\w+ =", re.MULTILINE)
+_NOT_PROSE = re.compile(
+    r"^\s|>>>|::=|[{}\\|]|^[-=~^#+*]{3,}|^\S+ = |\w\(.*\):$|\bself\.\w+ =", re.MULTILINE
+)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
     """Paragraphs of running text on one line each: no code, grammar, tables and headings, and no markup."""
     for block in re.split(r"\n\s*\n", text):
-        bullet = re.match(r"\s*(?:[*-]|\d+\.) +(?=\S)", block)  # a list item's text is a paragraph as well
-        block = textwrap.dedent(block if bullet is None else " " * bullet.end() + block[bullet.end() :])
+        bullet = re.match(
+            r"\s*(?:[*-]|\d+\.) +(?=\S)", block
+        )  # a list item's text is a paragraph as well
+        block = textwrap.dedent(
+            block if bullet is None else " " * bullet.end() + block[bullet.end() :]
+        )
         if not _NOT_PROSE.search(block):
             block = re.sub(r":[\w:]+:`~?([^`]+)`", r"\1", block)  # :func:`name`
             block = re.sub(r"::(?=\s|$)", ":", block)  # code follows
@@ -392,9 +478,16 @@ def split_sentences(text: str) -> list[str]:
 
 @functools.lru_cache
 def _prose() -> dict[str, str]:
-    texts = [*import_module("pydoc_data.topics").topics.values(), *(item.docstring for item in _library())]
-    found = {paragraph for text in texts for paragraph in _paragraphs(text)
-             if re.match(r"[A-Z].*[.!?:][\"')]?$", paragraph) and len(paragraph.split()) >= 6}
+    texts = [
+        *import_module("pydoc_data.topics").topics.values(),
+        *(item.docstring for item in _library()),
+    ]
+    found = {
+        paragraph
+        for text in texts
+        for paragraph in _paragraphs(text)
+        if re.match(r"[A-Z].*[.!?:][\"')]?$", paragraph) and len(paragraph.split()) >= 6
+    }
     kept, seen = {}, set()
     for paragraph in sorted(found, key=lambda text: (-len(text), text)):
         sentences = {letters(sentence) for sentence in split_sentences(paragraph)}
@@ -416,7 +509,9 @@ def python_prose(*, split: str = "train", seed: int = 0) -> Corpus[str]:
 # %% ../nbs/01_data.ipynb #0ec282fb
 @functools.lru_cache
 def _code() -> dict[str, str]:
-    return {letters(item.source): item.source for item in reversed(_library()) if item.source}
+    return {
+        letters(item.source): item.source for item in reversed(_library()) if item.source
+    }
 
 
 def python_code(*, split: str = "train", seed: int = 0) -> Corpus[str]:
@@ -434,7 +529,12 @@ def _names() -> dict[str, Pair]:
     for item in _library():
         sentence = split_sentences(next(_paragraphs(item.docstring), ""))[0]
         words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z\d]+", item.name)
-        if item.source and words and not item.name.startswith("__") and 3 <= len(sentence.split()) <= 30:
+        if (
+            item.source
+            and words
+            and not item.name.startswith("__")
+            and 3 <= len(sentence.split()) <= 30
+        ):
             pairs.append((sentence, " ".join(words).lower()))
     return _one_target_each(pairs)
 
@@ -446,7 +546,9 @@ def docstring_names(*, split: str = "train", seed: int = 0) -> Corpus[Pair]:
     Python has no source of its library.
     """
     checks.one_of(SPLITS, split=split)
-    return Corpus(_deal(_names(), split, seed), "docstring names", split, _PYTHON, "PSF-2.0")
+    return Corpus(
+        _deal(_names(), split, seed), "docstring names", split, _PYTHON, "PSF-2.0"
+    )
 
 # %% ../nbs/01_data.ipynb #16c530f2
 @functools.lru_cache
@@ -454,7 +556,10 @@ def _digits() -> dict[str, Image]:
     digits = _require("sklearn.datasets", "scikit-learn").load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32)
     keys = (image.tobytes().hex() for image in digits.images)
-    return {key: Image(image, int(label)) for key, image, label in zip(keys, images, digits.target)}
+    return {
+        key: Image(image, int(label))
+        for key, image, label in zip(keys, images, digits.target)
+    }
 
 
 def handwritten_digits(*, split: str = "train", seed: int = 0) -> Corpus[Image]:
@@ -465,7 +570,9 @@ def handwritten_digits(*, split: str = "train", seed: int = 0) -> Corpus[Image]:
     """
     checks.one_of(SPLITS, split=split)
     dealt = _deal(_digits(), split, seed)
-    rows = tuple(Image(image.clone(), label) for image, label in dealt)  # the caller may change them
+    rows = tuple(
+        Image(image.clone(), label) for image, label in dealt
+    )  # the caller may change them
     return Corpus(rows, "handwritten digits", split, _versions("scikit-learn"), "CC BY 4.0")
 
 # %% ../nbs/01_data.ipynb #c2157f7d
@@ -513,37 +620,70 @@ class _HubSet(NamedTuple):
 
 def _picture(row: dict) -> Image:
     pixels = import_module("numpy").asarray(row["img"].convert("RGB"))
-    return Image(rearrange(torch.tensor(pixels, dtype=torch.float32) / 255, "h w c -> c h w"), row["label"])
+    return Image(
+        rearrange(torch.tensor(pixels, dtype=torch.float32) / 255, "h w c -> c h w"),
+        row["label"],
+    )
 
 
 _ALL = {"train": "train", "valid": "validation", "test": "test"}
 _NO_TEST = {"train": "train", "valid": "validation"}
 _HUB = {
     "multi30k": _HubSet(
-        "bentrevett/multi30k", None, "no licence stated", _ALL, lambda row: Pair(row["en"], row["de"])
+        "bentrevett/multi30k",
+        None,
+        "no licence stated",
+        _ALL,
+        lambda row: Pair(row["en"], row["de"]),
     ),
     "sst2": _HubSet(
-        "stanfordnlp/sst2", None, "no licence stated", _NO_TEST,
+        "stanfordnlp/sst2",
+        None,
+        "no licence stated",
+        _NO_TEST,
         lambda row: Labelled(row["sentence"].strip(), row["label"]),
     ),
     "mnli": _HubSet(
-        "nyu-mll/glue", "mnli", "OANC and others", {"train": "train", "valid": "validation_matched"},
+        "nyu-mll/glue",
+        "mnli",
+        "OANC and others",
+        {"train": "train", "valid": "validation_matched"},
         lambda row: Entailment(row["premise"], row["hypothesis"], row["label"]),
     ),
     "squad": _HubSet(
-        "rajpurkar/squad", "plain_text", "CC BY-SA 4.0", _NO_TEST,
-        lambda row: Question(row["context"], row["question"], tuple(row["answers"]["text"]),
-                             tuple(row["answers"]["answer_start"])),
+        "rajpurkar/squad",
+        "plain_text",
+        "CC BY-SA 4.0",
+        _NO_TEST,
+        lambda row: Question(
+            row["context"],
+            row["question"],
+            tuple(row["answers"]["text"]),
+            tuple(row["answers"]["answer_start"]),
+        ),
     ),
     "conll2003": _HubSet(
-        "lhoestq/conll2003", None, "Reuters, for research", _ALL,
-        lambda row: Tagged(tuple(row["tokens"]), tuple(_TAGS[tag] for tag in row["ner_tags"])),
+        "lhoestq/conll2003",
+        None,
+        "Reuters, for research",
+        _ALL,
+        lambda row: Tagged(
+            tuple(row["tokens"]), tuple(_TAGS[tag] for tag in row["ner_tags"])
+        ),
     ),
     "wikitext": _HubSet(
-        "Salesforce/wikitext", "wikitext-2-raw-v1", "CC BY-SA 3.0", _ALL, lambda row: row["text"].strip()
+        "Salesforce/wikitext",
+        "wikitext-2-raw-v1",
+        "CC BY-SA 3.0",
+        _ALL,
+        lambda row: row["text"].strip(),
     ),
     "cifar10": _HubSet(
-        "uoft-cs/cifar10", "plain_text", "no licence stated", {"train": "train", "test": "test"}, _picture
+        "uoft-cs/cifar10",
+        "plain_text",
+        "no licence stated",
+        {"train": "train", "test": "test"},
+        _picture,
     ),
 }
 HUB = tuple(_HUB)
@@ -553,12 +693,16 @@ def _local_files(folder: Path, config: str | None, split: str) -> list[str]:
     """A local copy's files of one split: one file or all its shards, in one folder and format."""
     inside = config is not None and (folder / config).is_dir()
     root = folder / config if inside else folder
-    find = root.rglob if inside or config is None else root.glob  # not in other configurations
+    find = (
+        root.rglob if inside or config is None else root.glob
+    )  # not in other configurations
     names = "validation|valid|val|dev" if split == "validation" else split
     pattern = re.compile(rf"(?:{names})(?:-\d+-of-\d+)?\.(?:parquet|jsonl|json)")
     files = sorted(path for path in find("*") if pattern.fullmatch(path.name))
     if not files:
-        raise FileNotFoundError(f"no .parquet, .jsonl or .json file of split {split!r} in path={str(root)!r}")
+        raise FileNotFoundError(
+            f"no .parquet, .jsonl or .json file of split {split!r} in path={str(root)!r}"
+        )
     shards = [[int(n) for n in re.findall(r"\d+", path.stem)] or [0, 1] for path in files]
     whole = shards == [[i, len(files)] for i in range(len(files))]
     if not whole or len({(path.parent, path.suffix) for path in files}) > 1:
@@ -585,7 +729,9 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     datasets = _require("datasets", "datasets")
     if path is None:
         try:
-            rows = tuple(map(row, datasets.load_dataset(repository, config, split=splits[split])))
+            rows = tuple(
+                map(row, datasets.load_dataset(repository, config, split=splits[split]))
+            )
         except OSError as error:  # ConnectionError and datasets' own errors derive from it
             raise ConnectionError(
                 f"can't load {repository} from the hub: go online, or pass path= with a local copy"
@@ -594,7 +740,9 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
         files = _local_files(Path(path), config, splits[split])
         kind = "parquet" if files[0].endswith(".parquet") else "json"
         try:
-            rows = tuple(map(row, datasets.load_dataset(kind, data_files=files, split="train")))
+            rows = tuple(
+                map(row, datasets.load_dataset(kind, data_files=files, split="train"))
+            )
         except Exception as error:  # `datasets` passes on whatever its readers raise
             raise ValueError(
                 f"can't read rows of {name} from {', '.join(files)}: copy {repository} to path= anew"
@@ -617,7 +765,9 @@ def pad(
         raise ValueError("sequences is empty: pad needs at least one sequence")
     longest, shortest = int(lengths.argmax()), int(lengths.argmin())
     if lengths[shortest] == 0:
-        raise ValueError(f"sequences[{shortest}] is empty: drop it, or give it at least one token")
+        raise ValueError(
+            f"sequences[{shortest}] is empty: drop it, or give it at least one token"
+        )
     width = int(lengths[longest]) if length is None else length
     if lengths[longest] > width:
         raise ValueError(
@@ -654,7 +804,9 @@ def row_length(row: Sequence | Tensor) -> tuple[int, int]:
     return max(parts), sum(parts)
 
 
-def collate_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int = 0) -> Batch:
+def collate_pairs(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int = 0
+) -> Batch:
     """Pairs of (source ids, target ids) as a `Batch`, both sides padded with `pad_id`."""
     sources, targets = zip(*pairs)
     return Batch(*pad(sources, pad_id), *pad(targets, pad_id))
@@ -670,16 +822,28 @@ class _Batches:
         self.epoch = 0  # the next one; set it to resume
 
     def __len__(self) -> int:
-        return len(self.rows) // self.size if self.drop_last else -(-len(self.rows) // self.size)
+        return (
+            len(self.rows) // self.size
+            if self.drop_last
+            else -(-len(self.rows) // self.size)
+        )
 
     def _groups(self) -> list[list[int]]:
         """The places of the rows in each batch of this epoch."""
         [rank] = _ranks(self.seed, [f"epoch {self.epoch}"])
         random_numbers = torch.Generator().manual_seed(int(rank * 2**48))
         own = functools.partial(torch.randperm, generator=random_numbers)
-        permutation = self.shuffle if callable(self.shuffle) else own if self.shuffle else torch.arange
+        permutation = (
+            self.shuffle
+            if callable(self.shuffle)
+            else own
+            if self.shuffle
+            else torch.arange
+        )
         order = torch.as_tensor(permutation(len(self.rows))).tolist()
-        if self.keys:  # Python's sort is stable: rows with equal keys stay in shuffled order
+        if (
+            self.keys
+        ):  # Python's sort is stable: rows with equal keys stay in shuffled order
             order.sort(key=self.keys.__getitem__)
         groups = [order[i * self.size : (i + 1) * self.size] for i in range(len(self))]
         if self.keys:
@@ -722,7 +886,9 @@ def batches(
     return _Batches(rows, size, collate, key, shuffle, seed, drop_last)
 
 
-def draws(rows: Sequence | Tensor, size: int, *, collate: Callable[[list], Any]) -> Iterator:
+def draws(
+    rows: Sequence | Tensor, size: int, *, collate: Callable[[list], Any]
+) -> Iterator:
     """What `collate` makes of `size` rows drawn at random with replacement, without end.
 
     PyTorch's global generator draws, which `training.fit` sets for each batch. Raises ValueError for no rows,
@@ -738,7 +904,9 @@ def draws(rows: Sequence | Tensor, size: int, *, collate: Callable[[list], Any])
 def forever(batches: Iterable) -> Iterator:
     """Batches without end, epoch after epoch. Raises TypeError for an iterator, ValueError for no batches."""
     if not hasattr(batches, "__len__"):
-        raise TypeError("forever needs batches that can be read again, such as batches(...), not an iterator")
+        raise TypeError(
+            "forever needs batches that can be read again, such as batches(...), not an iterator"
+        )
     if len(batches) == 0:
         raise ValueError("batches is empty: forever needs at least one batch")
     return itertools.chain.from_iterable(itertools.repeat(batches))

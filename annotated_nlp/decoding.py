@@ -40,7 +40,9 @@ class Decoded(NamedTuple):
     """One sequence for each row of a batch."""
 
     ids: Int[Tensor, "b n"]  # new tokens, the stop token included, then `pad_id`
-    scores: Float[Tensor, "b"]  # sums of natural log-probabilities, the stop token's included
+    scores: Float[
+        Tensor, "b"
+    ]  # sums of natural log-probabilities, the stop token's included
     lengths: Int[Tensor, "b"]  # number of new tokens, the stop token included
 
 # %% ../nbs/04_decoding.ipynb #174299c2
@@ -123,15 +125,21 @@ def _best(
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """The `n` best of each row and their places, best first; of equals, the first."""
     c = scores.shape[1]
-    values, places = scores.topk(min(n + 1, c))  # one more, to see whether it equals the n-th
+    values, places = scores.topk(
+        min(n + 1, c)
+    )  # one more, to see whether it equals the n-th
     least = values[:, n - 1 : n]
     looks_cost = scores.device.type not in _LOOK_EVERY  # a GPU would have to wait
     if looks_cost or (values[:, n:] == least).any():
-        early = torch.arange(c, 0, -1, dtype=torch.int32, device=scores.device)  # c for the first
+        early = torch.arange(
+            c, 0, -1, dtype=torch.int32, device=scores.device
+        )  # c for the first
         rank = torch.where(scores > least, early + c, early * (scores == least))
         places = rank.topk(n).indices
     places = places[:, :n].sort().values
-    values, order = scores.take_along_dim(places, 1).sort(dim=1, descending=True, stable=True)
+    values, order = scores.take_along_dim(places, 1).sort(
+        dim=1, descending=True, stable=True
+    )
     return values, places.take_along_dim(order, 1)
 
 
@@ -173,7 +181,9 @@ def beam_search(
     checks.last_tokens(start)
     checks.integers(beam=beam, max_new_tokens=max_new_tokens)
     checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
-    checks.within("[0, 10]", length_penalty=length_penalty)  # above, scores over a power of the length underflow
+    checks.within(
+        "[0, 10]", length_penalty=length_penalty
+    )  # above, scores over a power of the length underflow
     b, rows = len(start), torch.arange(len(start), device=start.device)
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)
     live_scores = torch.full((b, beam), -math.inf, device=start.device)
@@ -188,8 +198,12 @@ def beam_search(
         # Grow every live hypothesis by every token; the 2k best of each sentence are candidates.
         log_probs = rearrange(log_probs, "(b k) v -> b k v", b=b)
         alive, v = live_scores > -math.inf, log_probs.shape[-1]
-        broken |= (alive & log_probs[:, :, 0].isnan()).any(1)  # a broken row is NaN throughout
-        grown = torch.where(alive[:, :, None], live_scores[:, :, None] + log_probs, -math.inf)
+        broken |= (alive & log_probs[:, :, 0].isnan()).any(
+            1
+        )  # a broken row is NaN throughout
+        grown = torch.where(
+            alive[:, :, None], live_scores[:, :, None] + log_probs, -math.inf
+        )
         scores, place = _best(rearrange(grown, "b k v -> b (k v)"), min(2 * beam, beam * v))
         parent, token = place // v, place % v
         ids = _take(live_ids, parent)
@@ -339,9 +353,13 @@ class Generates:
         with evaluating(self):
             state, last = self.begin(ids, mask, max_new_tokens)
             if temperature != 0:
-                cuts = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                cuts = dict(
+                    temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+                )
                 return sample(self.step, state, last, **rules, **cuts).ids
             if beam == 1:
                 return greedy(self.step, state, last, **rules).ids
-            found = beam_search(self.step, state, last, beam=beam, length_penalty=length_penalty, **rules)
+            found = beam_search(
+                self.step, state, last, beam=beam, length_penalty=length_penalty, **rules
+            )
             return found.ids[:, 0, : int(found.lengths[:, 0].max())]

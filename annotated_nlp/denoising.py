@@ -293,7 +293,9 @@ def token_deletion(tokens: Sequence, noise: Sequence[bool]) -> Example:
     return Example(drop_tokens(tokens, noise).inputs, list(tokens))
 
 
-def text_infilling(tokens: Sequence, spans: Sequence[tuple[int, int]], mask: Any) -> Example:
+def text_infilling(
+    tokens: Sequence, spans: Sequence[tuple[int, int]], mask: Any
+) -> Example:
     """Each span (start, length) becomes one mask, however long; of length 0 it only adds one.
 
     Raises ValueError for spans that overlap, stand out of order, or reach beyond the text.
@@ -313,7 +315,9 @@ def sentence_permutation(sentences: Sequence[Sequence], order: Sequence[int]) ->
     Raises ValueError for no permutation.
     """
     shuffled = deshuffling(sentences, order)
-    return Example(*([token for sentence in part for token in sentence] for part in shuffled))
+    return Example(
+        *([token for sentence in part for token in sentence] for part in shuffled)
+    )
 
 
 def document_rotation(tokens: Sequence, start: int) -> Example:

@@ -18,7 +18,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .bert import Bert, BertConfig, BertForMaskedLM, BertForTokenClassification, OnTrunk
+from annotated_nlp.bert import (
+    Bert,
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    OnTrunk,
+)
 from .denoising import Masked, replace_pieces
 from .transformer import ACTIVATIONS
 
@@ -80,7 +86,9 @@ class ElectraForMaskedLM(BertForMaskedLM):
     trunk_class = Electra
 
     def __init__(self, config: ElectraConfig):
-        super().__init__(config, activation="gelu")  # in the authors' code, whatever the blocks have
+        super().__init__(
+            config, activation="gelu"
+        )  # in the authors' code, whatever the blocks have
 
 # %% ../nbs/13_electra.ipynb #14361aa6
 class DiscriminatorHead(nn.Module):

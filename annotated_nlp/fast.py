@@ -22,14 +22,18 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from . import checks
 
 # %% ../nbs/fast.ipynb #9d1e0f5d
-_PRODUCT = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # None: PyTorch was built without oneDNN
+_PRODUCT = getattr(
+    torch.ops.mkldnn, "_linear_pointwise", None
+)  # None: PyTorch was built without oneDNN
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _PRODUCT(x, weight, bias, "none", [], "")
 
 
-_with_gradients = torch.library.custom_op("annotated_nlp::linear", _by_onednn, mutates_args=(), device_types="cpu")
+_with_gradients = torch.library.custom_op(
+    "annotated_nlp::linear", _by_onednn, mutates_args=(), device_types="cpu"
+)
 
 
 @_with_gradients.register_fake  # tells torch.compile the shape
@@ -56,19 +60,32 @@ _with_gradients.register_autograd(_gradients, setup_context=_remember)
 
 
 # Each once, however often this cell runs.
-@register_flop_formula([op for op in (torch.ops.annotated_nlp.linear, _PRODUCT) if op not in {None, *flop_registry}])
+@register_flop_formula(
+    [
+        op
+        for op in (torch.ops.annotated_nlp.linear, _PRODUCT)
+        if op not in {None, *flop_registry}
+    ]
+)
 def _flops(x: torch.Size, weight: torch.Size, *_, **__) -> int:
     return 2 * math.prod(x) * weight[0]
 
 # %% ../nbs/fast.ipynb #01948917
-_BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and _PRODUCT is not None
+_BOTH = (
+    torch.backends.mkl.is_available()
+    and torch.backends.mkldnn.is_available()
+    and _PRODUCT is not None
+)
 _LARGE = 2**19  # entries
 
 
 def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     tensors = (x, weight) if bias is None else (x, weight, bias)
     plain = all(
-        type(a) in (Tensor, nn.Parameter) and a.dtype == torch.float32 and a.device.type == "cpu" for a in tensors
+        type(a) in (Tensor, nn.Parameter)
+        and a.dtype == torch.float32
+        and a.device.type == "cpu"
+        for a in tensors
     )
     fits = x.numel() > 0 and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]
     if bias is not None:  # oneDNN reads one as if its entries stood side by side
@@ -80,7 +97,9 @@ def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def affine(
-    x: Float[Tensor, "*b d"], weight: Float[Tensor, "e d"], bias: Float[Tensor, "e"] | None = None
+    x: Float[Tensor, "*b d"],
+    weight: Float[Tensor, "e d"],
+    bias: Float[Tensor, "e"] | None = None,
 ) -> Float[Tensor, "*b e"]:
     """x W^T + b, as `torch.nn.functional.linear`; for a large float32 matrix on a CPU by oneDNN.
 
@@ -112,14 +131,18 @@ class Report(NamedTuple):
 
     def __repr__(self) -> str:
         lines = [f"{len(self.changed)} changed, with {self.entries:,} entries"]
-        return "\n".join(lines + [f"{n} left: {why}" for why, n in Counter(self.left.values()).items()])
+        return "\n".join(
+            lines + [f"{n} left: {why}" for why, n in Counter(self.left.values()).items()]
+        )
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     "Linear layers of any kind, by name. What a quantized or wrapped one holds inside belongs to it."
     inside = set()
     for name, module in model.named_modules():
-        if module not in inside and all(hasattr(module, key) for key in ("in_features", "out_features", "weight")):
+        if module not in inside and all(
+            hasattr(module, key) for key in ("in_features", "out_features", "weight")
+        ):
             yield name, module
             inside.update(module.modules())
 
@@ -132,7 +155,9 @@ def _why_left(layer: nn.Module) -> str | None:
     if "forward" in vars(layer):
         return "its forward was replaced"
     kinds = {type(p) for p in layer._parameters.values() if p is not None}
-    if set(layer._parameters) != {"weight", "bias"} or kinds != {nn.Parameter}:  # pruned, or quantized by torchao
+    if set(layer._parameters) != {"weight", "bias"} or kinds != {
+        nn.Parameter
+    }:  # pruned, or quantized by torchao
         return "its weight or bias isn't a plain parameter"
     weight = layer.weight
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
@@ -165,7 +190,9 @@ def plain(model: nn.Module) -> Report:
     Left are layers that were parametrized since then; remove that first. Raises TypeError for what is no module.
     """
     checks.instances(nn.Module, model=model)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)
+    }
     ours = {name: layer for name, layer in layers.items() if type(layer) is Linear}
     for layer in ours.values():
         layer.__class__ = nn.Linear

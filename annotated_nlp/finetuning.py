@@ -63,7 +63,9 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 
 
-def corpora(load: Callable[..., Corpus], train: int | None = None, held_out: int | None = None) -> dict[str, Corpus]:
+def corpora(
+    load: Callable[..., Corpus], train: int | None = None, held_out: int | None = None
+) -> dict[str, Corpus]:
     """The splits of a corpus: the first `train` rows of one, the first `held_out` of the others; None: all."""
     limits = dict.fromkeys(SPLITS, held_out) | {"train": train}
     return {split: load(split=split)[: limits[split]] for split in SPLITS}
@@ -134,7 +136,9 @@ def words_and_marks(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)
 
 
-def bag_of_words(train: Sequence[Labelled], test: Sequence[Labelled], **options) -> list[int]:
+def bag_of_words(
+    train: Sequence[Labelled], test: Sequence[Labelled], **options
+) -> list[int]:
     """Classes that logistic regression on word counts gives the test texts; `options` are CountVectorizer's."""
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -146,7 +150,9 @@ def bag_of_words(train: Sequence[Labelled], test: Sequence[Labelled], **options)
     return model.predict([row.text for row in test]).tolist()
 
 
-def commonest_tags(train: Sequence[Tagged], test: Sequence[Tagged], ends: str = ".!?") -> list[list[str]]:
+def commonest_tags(
+    train: Sequence[Tagged], test: Sequence[Tagged], ends: str = ".!?"
+) -> list[list[str]]:
     """For each word its commonest tag; one that is usually "O" gets a capital after an end of a sentence."""
     counts: dict[str, Counter] = defaultdict(Counter)
     for row in train:
@@ -155,7 +161,9 @@ def commonest_tags(train: Sequence[Tagged], test: Sequence[Tagged], ends: str = 
 
     def tag(before: str, word: str) -> str:
         usual = counts[word].most_common(1)[0][0] if word in counts else "O"
-        return "B-Capitalised" if usual == "O" and before in ends and word.isalpha() else usual
+        return (
+            "B-Capitalised" if usual == "O" and before in ends and word.isalpha() else usual
+        )
 
     return [[tag(*two) for two in zip((".", *row.words), row.words)] for row in test]
 
@@ -196,12 +204,19 @@ def read_tags(reader: Reader, row: Tagged, labels: Sequence[str]) -> Example:
 def read_span(reader: Reader, row: tuple, labels: Sequence[str]) -> Example:
     """A `Question` on its passage; `places` holds the characters of each of the passage's pieces."""
     pieces = reader.tokenizer.encode_pieces(row.context)
-    packed = reader.pack(reader.tokenizer.encode(row.question), [piece.id for piece in pieces])
+    packed = reader.pack(
+        reader.tokenizer.encode(row.question), [piece.id for piece in pieces]
+    )
     first = packed.segments.index(1)
-    places = {first + i: (p.start, p.end) for i, p in enumerate(pieces[: len(packed.ids) - first - 1])}
+    places = {
+        first + i: (p.start, p.end)
+        for i, p in enumerate(pieces[: len(packed.ids) - first - 1])
+    }
     begin, end = row.starts[0], row.starts[0] + len(row.answers[0])
     inside = [i for i, (a, b) in places.items() if begin < b and a < end]
-    whole = inside and places[inside[-1]][1] >= end - 1  # else the answer was cut off with the passage's end
+    whole = (
+        inside and places[inside[-1]][1] >= end - 1
+    )  # else the answer was cut off with the passage's end
     return Example(*packed, [inside[0], inside[-1]] if whole else [-100, -100], places)
 
 
@@ -228,27 +243,37 @@ def orders(seed: int) -> Callable[[int], list[int]]:
     return lambda n: draw.sample(range(n), n)
 
 # %% ../nbs/finetuning.ipynb #f1e70014
-def class_logits(output: Float[Tensor, "b c"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b 1 c"]:
+def class_logits(
+    output: Float[Tensor, "b c"], mask: Bool[Tensor, "b n"]
+) -> Float[Tensor, "b 1 c"]:
     """One decision a row."""
     return rearrange(output, "b c -> b 1 c")
 
 
-def tag_logits(output: Float[Tensor, "b n c"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
+def tag_logits(
+    output: Float[Tensor, "b n c"], mask: Bool[Tensor, "b n"]
+) -> Float[Tensor, "b n c"]:
     """One decision a piece."""
     return output
 
 
 def span_logits(output: tuple, mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b 2 n"]:
     """Two decisions a row, on its first and its last piece; padding can't be chosen."""
-    return torch.stack(output, dim=1).masked_fill(~rearrange(mask, "b n -> b 1 n"), -torch.inf)
+    return torch.stack(output, dim=1).masked_fill(
+        ~rearrange(mask, "b n -> b 1 n"), -torch.inf
+    )
 
 
-def answer_class(logits: Float[Tensor, "1 c"], example: Example, row: tuple, labels: Sequence[str]) -> int:
+def answer_class(
+    logits: Float[Tensor, "1 c"], example: Example, row: tuple, labels: Sequence[str]
+) -> int:
     """The class with the greatest logit."""
     return logits[0].argmax().item()
 
 
-def answer_tags(logits: Float[Tensor, "n c"], example: Example, row: Tagged, labels: Sequence[str]) -> list[str]:
+def answer_tags(
+    logits: Float[Tensor, "n c"], example: Example, row: Tagged, labels: Sequence[str]
+) -> list[str]:
     """A tag for each word, "O" for one that was cut off."""
     tags = ["O"] * len(row.words)
     for place, word in example.places.items():
@@ -257,12 +282,18 @@ def answer_tags(logits: Float[Tensor, "n c"], example: Example, row: Tagged, lab
 
 
 def answer_span(
-    logits: Float[Tensor, "2 n"], example: Example, row: tuple, labels: Sequence[str], longest: int = 40
+    logits: Float[Tensor, "2 n"],
+    example: Example,
+    row: tuple,
+    labels: Sequence[str],
+    longest: int = 40,
 ) -> str:
     """The text of the passage from the first to the last piece of the likeliest span, at most `longest` pieces."""
     places = list(example.places)
     start, end = logits[:, places]
-    allowed = torch.ones(len(places), len(places), dtype=torch.bool).triu().tril(longest - 1)
+    allowed = (
+        torch.ones(len(places), len(places), dtype=torch.bool).triu().tril(longest - 1)
+    )
     spans = (rearrange(start, "n -> n 1") + end).masked_fill(~allowed, -torch.inf)
     first, last = divmod(spans.argmax().item(), len(places))
     return row.context[example.places[places[first]][0] : example.places[places[last]][1]]
@@ -295,7 +326,9 @@ def score_classes(rows: Sequence[tuple], answers: Sequence[int]) -> dict[str, fl
     return {"accuracy": share_right(answers, (row.label for row in rows))}
 
 
-def score_tags(rows: Sequence[Tagged], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+def score_tags(
+    rows: Sequence[Tagged], answers: Sequence[Sequence[str]]
+) -> dict[str, float]:
     """F1 of all entities, and of each kind (Tjong Kim Sang and De Meulder 2003)."""
     right, given, true = Counter(), Counter(), Counter()
     for row, tags in zip(rows, answers, strict=True):
@@ -320,7 +353,9 @@ def score_spans(rows: Sequence[tuple], answers: Sequence[str]) -> dict[str, floa
     for row, answer in zip(rows, answers, strict=True):
         given, accepted = plain_words(answer), [plain_words(text) for text in row.answers]
         exact += given in accepted
-        overlap += max(f1((Counter(given) & Counter(t)).total(), len(given), len(t)) for t in accepted)
+        overlap += max(
+            f1((Counter(given) & Counter(t)).total(), len(given), len(t)) for t in accepted
+        )
     return {"F1": overlap / len(answers), "exact match": exact / len(answers)}
 
 
@@ -349,8 +384,13 @@ def loss_of(kind: str) -> Callable[[nn.Module, Inputs], tuple[Tensor, Tensor]]:
     """The loss of a kind of task: mean cross-entropy of its decisions in nats, and how many there were."""
 
     def loss(model: nn.Module, batch: Inputs) -> tuple[Tensor, Tensor]:
-        logits = KINDS[kind].logits(model(batch.ids, batch.segments, batch.mask), batch.mask)
-        flat = rearrange(logits, "b t c -> (b t) c"), rearrange(batch.target, "b t -> (b t)")
+        logits = KINDS[kind].logits(
+            model(batch.ids, batch.segments, batch.mask), batch.mask
+        )
+        flat = (
+            rearrange(logits, "b t c -> (b t) c"),
+            rearrange(batch.target, "b t -> (b t)"),
+        )
         return F.cross_entropy(*flat), (batch.target >= 0).sum()
 
     return loss
@@ -358,7 +398,10 @@ def loss_of(kind: str) -> Callable[[nn.Module, Inputs], tuple[Tensor, Tensor]]:
 
 def read(task: Task, reader: Reader) -> tuple[list[Example], list[Example]]:
     """A task's rows as examples: those to learn from, and those of the test."""
-    return tuple([KINDS[task.kind].read(reader, row, task.labels) for row in rows] for rows in (task.train, task.test))
+    return tuple(
+        [KINDS[task.kind].read(reader, row, task.labels) for row in rows]
+        for rows in (task.train, task.test)
+    )
 
 
 def fine_tune(
@@ -385,16 +428,29 @@ def fine_tune(
     data = batches(learnable, batch_size, collate=collate, key=key, shuffle=orders(seed))
     steps = epochs * len(data)
     loss = loss or loss_of(task.kind)
-    return training.fit(model, data, loss, steps=steps, lr=lr, warmup=round(warmup * steps), seed=seed, **options)
+    return training.fit(
+        model,
+        data,
+        loss,
+        steps=steps,
+        lr=lr,
+        warmup=round(warmup * steps),
+        seed=seed,
+        **options,
+    )
 
 
 @torch.no_grad()
-def predict(model: nn.Module, task: Task, examples: Sequence[Example], size: int = 64) -> list:
+def predict(
+    model: nn.Module, task: Task, examples: Sequence[Example], size: int = 64
+) -> list:
     """The model's answers to the task's test rows, whose examples are given, `size` of about one length at a time."""
     kind, answers = KINDS[task.kind], {}
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
     for group in (order[i : i + size] for i in range(0, len(order), size)):
-        batch = send_to_device(collate([examples[i] for i in group]), next(model.parameters()).device)
+        batch = send_to_device(
+            collate([examples[i] for i in group]), next(model.parameters()).device
+        )
         logits = kind.logits(model(batch.ids, batch.segments, batch.mask), batch.mask).cpu()
         for i, row in zip(group, logits):
             answers[i] = kind.answer(row, examples[i], task.test[i], task.labels)
@@ -411,9 +467,14 @@ def held_out_loss(model: nn.Module, batches: Iterable, loss: Callable) -> float:
     return total / tokens
 
 # %% ../nbs/finetuning.ipynb #f1e70022
-def encode_pairs(pairs: Iterable[Pair], source: Any, target: Any) -> list[tuple[list[int], list[int]]]:
+def encode_pairs(
+    pairs: Iterable[Pair], source: Any, target: Any
+) -> list[tuple[list[int], list[int]]]:
     """Ids of sources and targets by two tokenizers; targets begin with BOS and end with EOS."""
-    return [(source.encode(p.source).ids, [BOS, *target.encode(p.target).ids, EOS]) for p in pairs]
+    return [
+        (source.encode(p.source).ids, [BOS, *target.encode(p.target).ids, EOS])
+        for p in pairs
+    ]
 
 
 class Translation(NamedTuple):
@@ -427,20 +488,32 @@ class Translation(NamedTuple):
     def sizes(self) -> dict[str, dict[str, Real]]:
         """For each split the number of pairs, and pieces of a source and of a target, [EOS] included, on average."""
         sides = {split: [*zip(*pairs)] for split, pairs in self.pairs.items()}
-        means = {split: [sum(map(len, side)) / len(side) for side in both] for split, both in sides.items()}
-        return {"pairs": {split: len(pairs) for split, pairs in self.pairs.items()},
-                "source": {split: mean for split, (mean, _) in means.items()},
-                "target": {split: mean - 1 for split, (_, mean) in means.items()}}
+        means = {
+            split: [sum(map(len, side)) / len(side) for side in both]
+            for split, both in sides.items()
+        }
+        return {
+            "pairs": {split: len(pairs) for split, pairs in self.pairs.items()},
+            "source": {split: mean for split, (mean, _) in means.items()},
+            "target": {split: mean - 1 for split, (_, mean) in means.items()},
+        }
 
 
 def translation(corpus: dict[str, Sequence[Pair]], vocab_size: int) -> Translation:
     """Both tokenizers learned from the training pairs, and all pairs as ids."""
     sides = zip(*((pair.source, pair.target) for pair in corpus["train"]))
     source, target = (train_tokenizer(list(texts), vocab_size) for texts in sides)
-    return Translation(corpus, source, target, {s: encode_pairs(rows, source, target) for s, rows in corpus.items()})
+    return Translation(
+        corpus,
+        source,
+        target,
+        {s: encode_pairs(rows, source, target) for s, rows in corpus.items()},
+    )
 
 
-def translation_loss(smoothing: float = 0.0) -> Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]:
+def translation_loss(
+    smoothing: float = 0.0,
+) -> Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]:
     """The loss of an encoder-decoder: cross-entropy of the next target token in nats, and how many there were."""
 
     def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -457,8 +530,14 @@ def curve(history: training.History, every: int) -> list[dict[str, Real]]:
     for metrics in history.metrics:
         update = metrics["step"]
         recent = history.loss[max(0, update - every) : update]
-        row = dict(update=update, seconds=round(clock[update - 1], 1), train_loss=sum(recent) / len(recent))
-        rows.append(row | {name: value for name, value in metrics.items() if name != "step"})
+        row = dict(
+            update=update,
+            seconds=round(clock[update - 1], 1),
+            train_loss=sum(recent) / len(recent),
+        )
+        rows.append(
+            row | {name: value for name, value in metrics.items() if name != "step"}
+        )
     return rows
 
 
@@ -477,7 +556,9 @@ def translations(
     for batch in batches([pairs[i] for i in order], size, key=None, shuffle=False):
         batch = batch.to(device)
         state = model.start(batch.src, batch.src_mask)
-        ids = greedy(model.step, state, batch.tgt[:, 0], max_new_tokens=max_new_tokens, stop_id=EOS).ids
+        ids = greedy(
+            model.step, state, batch.tgt[:, 0], max_new_tokens=max_new_tokens, stop_id=EOS
+        ).ids
         texts += tokenizer.decode_batch(ids.tolist())
     return [text for _, text in sorted(zip(order, texts))]
 
@@ -491,7 +572,9 @@ class Place(NamedTuple):
     label: int
 
 
-def next_pieces(rows: Sequence[Sequence[int]], labels: dict[int, int], n: int, seed: int = 0) -> list[Place]:
+def next_pieces(
+    rows: Sequence[Sequence[int]], labels: dict[int, int], n: int, seed: int = 0
+) -> list[Place]:
     """At most n places, drawn at random, whose next piece has a label."""
     places = [
         Place(i, t, row[t], labels[row[t + 1]])
@@ -536,12 +619,15 @@ def probe(states: Callable, train: tuple, test: tuple, *, max_iter: int = 200) -
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=max_iter))
     (x, y), (test_x, test_y) = (
-        (states_at(states, rows, places).numpy(), [place.label for place in places]) for rows, places in (train, test)
+        (states_at(states, rows, places).numpy(), [place.label for place in places])
+        for rows, places in (train, test)
     )
     return float(model.fit(x, y).score(test_x, test_y))
 
 # %% ../nbs/finetuning.ipynb #f1e70032
-def verb_task(pairs: Iterable[Pair], corpus: Iterable[str], *, n_names: int, n_train: int, n_test: int) -> Task:
+def verb_task(
+    pairs: Iterable[Pair], corpus: Iterable[str], *, n_names: int, n_train: int, n_test: int
+) -> Task:
     """From a text to the first word of its name, if that is one of the `n_names` commonest.
 
     The first `n_train` rows are for training. Rows that stand there or in `corpus`, letters alone compared,
@@ -552,12 +638,26 @@ def verb_task(pairs: Iterable[Pair], corpus: Iterable[str], *, n_names: int, n_t
     rows = first_words(pairs, names)
     train, known = rows[:n_train], {letters(row.text) for row in rows[:n_train]}
     new = [row for row in rows[n_train:] if letters(row.text) not in known]
-    test = [row for row, fresh in zip(new, unseen((row.text for row in new), corpus)) if fresh][:n_test]
-    return Task("class", names, train, test, {"bag of words": bag_of_words(train, test), "commonest verb": [0] * len(test)})
+    test = [
+        row for row, fresh in zip(new, unseen((row.text for row in new), corpus)) if fresh
+    ][:n_test]
+    return Task(
+        "class",
+        names,
+        train,
+        test,
+        {"bag of words": bag_of_words(train, test), "commonest verb": [0] * len(test)},
+    )
 
 
 def capitals_task(
-    train: Sequence[str], test: Sequence[str], corpus: Iterable[str], reader: Reader, *, n_train: int, n_test: int
+    train: Sequence[str],
+    test: Sequence[str],
+    corpus: Iterable[str],
+    reader: Reader,
+    *,
+    n_train: int,
+    n_test: int,
 ) -> Task:
     """Which words of a text were not in lower case? Words that a row has no room for are left out.
 
@@ -575,20 +675,32 @@ def capitals_task(
     fresh = (text for text, new in zip(test, unseen(test, corpus)) if new)
     rows = [tagged(text) for text in train[:n_train]]
     asked = [tagged(text) for text, _ in zip(fresh, range(n_test))]
-    rules = {"commonest form": commonest_tags(rows, asked, ends="."),
-             "always": [["B-Capitalised"] * len(row.words) for row in asked]}
+    rules = {
+        "commonest form": commonest_tags(rows, asked, ends="."),
+        "always": [["B-Capitalised"] * len(row.words) for row in asked],
+    }
     return Task("tags", ["O", "B-Capitalised"], rows, asked, rules)
 
 
 def documentation_tasks(
-    reader: Reader, corpus: Iterable[str], *, n_names: int, train_rows: dict[str, int], test_rows: dict[str, int]
+    reader: Reader,
+    corpus: Iterable[str],
+    *,
+    n_names: int,
+    train_rows: dict[str, int],
+    test_rows: dict[str, int],
 ) -> dict[str, Task]:
     """Both tasks on Python's documentation, "sentence" and "tagging", for an encoder pretrained on `corpus`."""
     pairs = [pair for split in SPLITS for pair in docstring_names(split=split)]
     held_out = [text for split in ("valid", "test") for text in python_prose(split=split)]
-    verbs, capitals = (dict(n_train=train_rows[task], n_test=test_rows[task]) for task in ("sentence", "tagging"))
-    return {"sentence": verb_task(pairs, corpus, n_names=n_names, **verbs),
-            "tagging": capitals_task(python_prose(), held_out, corpus, reader, **capitals)}
+    verbs, capitals = (
+        dict(n_train=train_rows[task], n_test=test_rows[task])
+        for task in ("sentence", "tagging")
+    )
+    return {
+        "sentence": verb_task(pairs, corpus, n_names=n_names, **verbs),
+        "tagging": capitals_task(python_prose(), held_out, corpus, reader, **capitals),
+    }
 
 
 class Exam:
@@ -612,15 +724,31 @@ class Exam:
         probe_rows: int,
         **tuning: Any,
     ):
-        self.tasks, self.models, self.rows, self.std, self.tuning = tasks, models, rows, std, tuning
+        self.tasks, self.models, self.rows, self.std, self.tuning = (
+            tasks,
+            models,
+            rows,
+            std,
+            tuning,
+        )
         self.examples = {name: read(task, reader) for name, task in tasks.items()}
-        followers = commonest((after for row in rows["train"] for after in row[2:-1]), probe_classes)
+        followers = commonest(
+            (after for row in rows["train"] for after in row[2:-1]), probe_classes
+        )
         labels = {piece: i for i, piece in enumerate(followers)}
-        self.places = {split: next_pieces(rows[split], labels, probe_rows) for split in ("train", "test")}
+        self.places = {
+            split: next_pieces(rows[split], labels, probe_rows)
+            for split in ("train", "test")
+        }
 
     @classmethod
     def for_electra(
-        cls, config: ElectraConfig, settings: Any, reader: Reader, corpus: Iterable[str], rows: dict[str, Sequence]
+        cls,
+        config: ElectraConfig,
+        settings: Any,
+        reader: Reader,
+        corpus: Iterable[str],
+        rows: dict[str, Sequence],
     ) -> "Exam":
         """Both tasks on Python's documentation and the probe, for encoders pretrained on `corpus`.
 
@@ -628,34 +756,70 @@ class Exam:
         `probe_rows`, `tune_epochs`, `tune_lr` and `tune_batch_size`.
         """
         tasks = documentation_tasks(
-            reader, corpus, n_names=settings.n_names, train_rows=settings.train_rows, test_rows=settings.test_rows
+            reader,
+            corpus,
+            n_names=settings.n_names,
+            train_rows=settings.train_rows,
+            test_rows=settings.test_rows,
         )
-        heads = {"sentence": ElectraForSequenceClassification, "tagging": ElectraForTokenClassification}
-        models = {name: partial(head, replace(config, n_classes=len(tasks[name].labels))) for name, head in heads.items()}
+        heads = {
+            "sentence": ElectraForSequenceClassification,
+            "tagging": ElectraForTokenClassification,
+        }
+        models = {
+            name: partial(head, replace(config, n_classes=len(tasks[name].labels)))
+            for name, head in heads.items()
+        }
         return cls(
-            tasks, models | {"probe": partial(Electra, config)}, reader, rows, std=settings.std,
-            probe_classes=settings.probe_classes, probe_rows=settings.probe_rows, epochs=settings.tune_epochs,
-            lr=settings.tune_lr, batch_size=settings.tune_batch_size,
+            tasks,
+            models | {"probe": partial(Electra, config)},
+            reader,
+            rows,
+            std=settings.std,
+            probe_classes=settings.probe_classes,
+            probe_rows=settings.probe_rows,
+            epochs=settings.tune_epochs,
+            lr=settings.tune_lr,
+            batch_size=settings.tune_batch_size,
         )
 
     def rules(self) -> dict[str, dict[str, float]]:
         """What rules without a network reach."""
-        found = {name: {rule: _own(score(task, answers)) for rule, answers in task.rules.items()}
-                 for name, task in self.tasks.items()}
+        found = {
+            name: {rule: _own(score(task, answers)) for rule, answers in task.rules.items()}
+            for name, task in self.tasks.items()
+        }
         said = commonest_labels(self.places["train"], self.places["test"])
-        return found | {"probe": {"commonest follower": share_right(said, (p.label for p in self.places["test"]))}}
+        return found | {
+            "probe": {
+                "commonest follower": share_right(
+                    said, (p.label for p in self.places["test"])
+                )
+            }
+        }
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """How many rows, or places, there are to learn from and to be tested on."""
-        sizes = {name: {"train": len(task.train), "test": len(task.test)} for name, task in self.tasks.items()}
-        return sizes | {"probe": {split: len(places) for split, places in self.places.items()}}
+        sizes = {
+            name: {"train": len(task.train), "test": len(task.test)}
+            for name, task in self.tasks.items()
+        }
+        return sizes | {
+            "probe": {split: len(places) for split, places in self.places.items()}
+        }
 
     def table(self) -> list[tuple]:
         """For each rule of a task: task, numbers of rows to learn from and of the test, rule, score in percent."""
         sizes, rules = self.sizes(), self.rules()
-        return [(name, *sizes[name].values(), rule, 100 * s) for name in self.tasks for rule, s in rules[name].items()]
+        return [
+            (name, *sizes[name].values(), rule, 100 * s)
+            for name in self.tasks
+            for rule, s in rules[name].items()
+        ]
 
-    def score(self, name: str, seed: int, weights: dict[str, Tensor] | None = None) -> float:
+    def score(
+        self, name: str, seed: int, weights: dict[str, Tensor] | None = None
+    ) -> float:
         """A task's own measure, or the probe's accuracy, of an encoder with these weights or with random ones."""
         torch.manual_seed(seed)
         model = self.models[name]()
@@ -664,8 +828,19 @@ class Exam:
             getattr(model, "trunk", model).load_state_dict(weights)
         if name == "probe":
             model.to(lab.device()).eval()
-            states = lambda ids, mask: model(ids.to(lab.device()), mask=mask.to(lab.device()))  # noqa: E731
-            return round(probe(states, *((self.rows[split], self.places[split]) for split in ("train", "test"))), 4)
+            states = lambda ids, mask: model(
+                ids.to(lab.device()), mask=mask.to(lab.device())
+            )  # noqa: E731
+            return round(
+                probe(
+                    states,
+                    *(
+                        (self.rows[split], self.places[split])
+                        for split in ("train", "test")
+                    ),
+                ),
+                4,
+            )
         task, (train, test) = self.tasks[name], self.examples[name]
         mean = lambda model, batch: loss_of(task.kind)(model, batch)[0]  # noqa: E731, batches weigh the same
         fine_tune(model, task, train, seed=seed, loss=mean, **self.tuning)
@@ -690,5 +865,9 @@ def mean_interval(differences: Sequence[float], level: float = 0.95) -> tuple[fl
 
     x = torch.tensor([*differences], dtype=torch.float64)
     checks.integers(differences=len(x))
-    half = t.ppf((1 + level) / 2, len(x) - 1) * x.std() / len(x) ** 0.5 if len(x) > 1 else torch.nan
+    half = (
+        t.ppf((1 + level) / 2, len(x) - 1) * x.std() / len(x) ** 0.5
+        if len(x) > 1
+        else torch.nan
+    )
     return x.mean().item(), float(half)

@@ -17,16 +17,32 @@ from torch import Tensor, nn
 from . import checks
 from .checkpoints import Pretrained
 from .decoding import Generates
-from .transformer import BlockConfig, Decoder, DecoderState, Embedding, initialise_normal
+from annotated_nlp.transformer import (
+    BlockConfig,
+    Decoder,
+    DecoderState,
+    Embedding,
+    initialise_normal,
+)
 
 # %% ../nbs/09_gpt.ipynb #1b6f46e0
 # d_model, layers, heads
-GPT2_SIZES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}
+GPT2_SIZES = {
+    "small": (768, 12, 12),
+    "medium": (1024, 24, 16),
+    "large": (1280, 36, 20),
+    "xl": (1600, 48, 25),
+}
 # d_model, layers, heads, width of a head
 GPT3_SIZES = {
-    "125M": (768, 12, 12, 64), "350M": (1024, 24, 16, 64), "760M": (1536, 24, 16, 96),
-    "1.3B": (2048, 24, 24, 128), "2.7B": (2560, 32, 32, 80), "6.7B": (4096, 32, 32, 128),
-    "13B": (5140, 40, 40, 128), "175B": (12288, 96, 96, 128),
+    "125M": (768, 12, 12, 64),
+    "350M": (1024, 24, 16, 64),
+    "760M": (1536, 24, 16, 96),
+    "1.3B": (2048, 24, 24, 128),
+    "2.7B": (2560, 32, 32, 80),
+    "6.7B": (4096, 32, 32, 128),
+    "13B": (5140, 40, 40, 128),
+    "175B": (12288, 96, 96, 128),
 }
 
 
@@ -75,7 +91,9 @@ class GPTConfig(BlockConfig):
         checks.one_of(GPT3_SIZES, size=size)
         d_model, n_layers, n_heads, d_head = GPT3_SIZES[size]
         own = None if n_heads * d_head == d_model else d_head  # else it need not be said
-        sizes = dict(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_head=own, max_len=2048)
+        sizes = dict(
+            d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_head=own, max_len=2048
+        )
         return cls(**sizes | changes)
 
 # %% ../nbs/09_gpt.ipynb #fe32395d
@@ -111,10 +129,18 @@ class GPT(Pretrained, Generates, Decoder):
 
     def __init__(self, config: GPTConfig):
         c = config
-        embedding = Embedding(c.vocab_size, c.d_model, positions="learned", max_len=c.max_len, dropout=c.dropout)
+        embedding = Embedding(
+            c.vocab_size,
+            c.d_model,
+            positions="learned",
+            max_len=c.max_len,
+            dropout=c.dropout,
+        )
         super().__init__(c, c.n_layers, embedding, causal=not c.prefix_lm)
         self.initialise(self)
-        for block in self.stack.blocks if c.norm_first else ():  # Radford et al. 2019, section 2.3
+        for block in (
+            self.stack.blocks if c.norm_first else ()
+        ):  # Radford et al. 2019, section 2.3
             for layer in (block.attention.layer.out, block.feed_forward.layer.down):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * c.n_layers))
 
@@ -130,7 +156,10 @@ class GPT(Pretrained, Generates, Decoder):
         return self.logits(self.states(ids, prefix))
 
     def states(
-        self, ids: Int[Tensor, "b n"], prefix: Int[Tensor, "b"] | None = None, all_layers: bool = False
+        self,
+        ids: Int[Tensor, "b n"],
+        prefix: Int[Tensor, "b"] | None = None,
+        all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
         """What the stack gives, or with `all_layers` every layer. Arguments as in `forward`."""
         checks.ids(self.config.vocab_size, ids=ids)
@@ -145,7 +174,10 @@ class GPT(Pretrained, Generates, Decoder):
 
     @torch.no_grad()
     def start(
-        self, ids: Int[Tensor, "b n"], padding: Int[Tensor, "b"] | None = None, max_len: int | None = None
+        self,
+        ids: Int[Tensor, "b n"],
+        padding: Int[Tensor, "b"] | None = None,
+        max_len: int | None = None,
     ) -> DecoderState:
         """Read the beginning of a text, `n` may be 0; room for `max_len` tokens (the model's if not given).
 
@@ -159,7 +191,9 @@ class GPT(Pretrained, Generates, Decoder):
         state = self.new_state(rows, max_len, padding=padding)
         return self.read(ids, state)[1] if n else state
 
-    def begin(self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None, max_new_tokens: int):
+    def begin(
+        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None, max_new_tokens: int
+    ):
         """The state and the token from which `generate` writes on.
 
         With `prefix_lm` the prompt is the prefix, but for its last token. Raises ValueError for a prompt without

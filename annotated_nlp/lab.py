@@ -37,7 +37,12 @@ def _hardware() -> str:
 def machine() -> str:
     "One line for the reader: hardware, operating system, Python and PyTorch versions."
     return " · ".join(
-        [_hardware(), platform.system(), f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+        [
+            _hardware(),
+            platform.system(),
+            f"Python {platform.python_version()}",
+            f"torch {torch.__version__}",
+        ]
     )
 
 # %% ../nbs/lab/index.ipynb #9e9d405e
@@ -46,7 +51,11 @@ def _folder() -> Path:
 
 
 def _slug() -> str:
-    name = torch.cuda.get_device_name() if device() == "cuda" else f"cpu-{torch.get_num_threads()}"
+    name = (
+        torch.cuda.get_device_name()
+        if device() == "cuda"
+        else f"cpu-{torch.get_num_threads()}"
+    )
     return "-".join(name.lower().split())
 
 
@@ -54,9 +63,24 @@ def _commit() -> str | None:
     "The repository's commit, with `+changes` when tracked source differs from it; None away from a repository."
     git = ["git", "-C", str(_folder())]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno", "--", "..", "../../nbs", "../../benchmarks"],
-                               capture_output=True, text=True, check=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(
+            [
+                *git,
+                "status",
+                "--porcelain",
+                "-uno",
+                "--",
+                "..",
+                "../../nbs",
+                "../../benchmarks",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
@@ -71,14 +95,26 @@ def _plain(settings: Mapping) -> dict:
 
 
 def record(
-    name: str, *, command: str, settings: Mapping, numbers: Mapping, seconds: float, packages: Iterable[str] = PACKAGES
+    name: str,
+    *,
+    command: str,
+    settings: Mapping,
+    numbers: Mapping,
+    seconds: float,
+    packages: Iterable[str] = PACKAGES,
 ) -> dict:
     "What was measured (JSON values), with where, when, by which command, of which commit and with which versions."
     return dict(
-        name=name, device=_slug(), hardware=_hardware(),
+        name=name,
+        device=_slug(),
+        hardware=_hardware(),
         versions={"python": platform.python_version(), **{p: version(p) for p in packages}},
-        commit=_commit(), command=command, when=time.strftime("%Y-%m-%d", time.gmtime()),
-        wall_s=round(seconds, 1), settings=_plain(settings), numbers=_plain(numbers),
+        commit=_commit(),
+        command=command,
+        when=time.strftime("%Y-%m-%d", time.gmtime()),
+        wall_s=round(seconds, 1),
+        settings=_plain(settings),
+        numbers=_plain(numbers),
     )
 
 
@@ -101,7 +137,9 @@ def results(name: str | None = None) -> list[dict]:
     """
     found = sorted(_folder().glob(f"{name or '*'}.*.json"))
     if name and not found:
-        known = sorted({f.name.split(".")[0] for f in _folder().glob("*.json")}) or ["none yet"]
+        known = sorted({f.name.split(".")[0] for f in _folder().glob("*.json")}) or [
+            "none yet"
+        ]
         raise FileNotFoundError(
             f"no stored result of {name!r}; results exist for: {', '.join(known)}. Run `make lab-run NAME={name}`."
         )
@@ -122,9 +160,15 @@ class Experiment:
 
     def __init__(self, name: str, *, full: Mapping, quick: Mapping):
         if set(full) != set(quick):
-            raise ValueError(f"{name}: full and quick settings need the same keys; only one has "
-                             f"{sorted(set(full) ^ set(quick))}")
-        self.name, self.full, self.is_full = name, _plain(full), os.environ.get("LAB_RUN") == "full"
+            raise ValueError(
+                f"{name}: full and quick settings need the same keys; only one has "
+                f"{sorted(set(full) ^ set(quick))}"
+            )
+        self.name, self.full, self.is_full = (
+            name,
+            _plain(full),
+            os.environ.get("LAB_RUN") == "full",
+        )
         self.settings = SimpleNamespace(**(full if self.is_full else quick))
         self.started = time.perf_counter()
         if not self.is_full:
@@ -134,8 +178,13 @@ class Experiment:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."
         for file in sorted(_folder().glob(f"{self.name}.*.json")):
             stored = json.loads(file.read_text(encoding="utf-8"))["settings"]
-            was, now = ({key: repr(settings[key]) if key in settings else "absent" for key in stored | self.full}
-                        for settings in (stored, self.full))
+            was, now = (
+                {
+                    key: repr(settings[key]) if key in settings else "absent"
+                    for key in stored | self.full
+                }
+                for settings in (stored, self.full)
+            )
             differ = sorted(k for k in was if was[k] != now[k])
             if differ:
                 raise StaleResult(
@@ -147,8 +196,13 @@ class Experiment:
     def save(self, numbers: Mapping) -> dict:
         "Store `numbers` (JSON values) with their provenance in a full run; give the record back either way."
         seconds = time.perf_counter() - self.started
-        kept = record(self.name, command=f"make lab-run NAME={self.name}", settings=self.full, numbers=numbers,
-                      seconds=seconds)
+        kept = record(
+            self.name,
+            command=f"make lab-run NAME={self.name}",
+            settings=self.full,
+            numbers=numbers,
+            seconds=seconds,
+        )
         if self.is_full:
             store(kept)
         return kept
@@ -165,5 +219,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 def spread(values: Any, digits: int = 1, times: Real = 1) -> str:
     "Mean and range of a column, as `mean (least to greatest)`; the mean alone where all print the same."
-    mean, low, high = (f"{times * x:.{digits}f}" for x in (values.mean(), values.min(), values.max()))
+    mean, low, high = (
+        f"{times * x:.{digits}f}" for x in (values.mean(), values.min(), values.max())
+    )
     return mean if low == high else f"{mean} ({low} to {high})"

@@ -94,7 +94,9 @@ class Layout:
 
     def of(self, config: type) -> "Layout":
         """This layout for a model with such configurations."""
-        return replace(self, config=config, settings=self.settings or {x: x for x in _kinds(config)})
+        return replace(
+            self, config=config, settings=self.settings or {x: x for x in _kinds(config)}
+        )
 
     def options(self, theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """For each of our settings what theirs says, option by option; null says nothing."""
@@ -110,7 +112,9 @@ class Layout:
             if theirs.get(option, value) != value:
                 return f"{option}={shown(theirs[option])} in {CONFIG}: this model can only do {value!r}"
         if not self.names:  # a file of ours: every option is a setting
-            for option in theirs.keys() - self.settings.keys() - {"architectures", "model_type"}:
+            for option in (
+                theirs.keys() - self.settings.keys() - {"architectures", "model_type"}
+            ):
                 return f"{option}={shown(theirs[option])} in {CONFIG}: this model has no such setting"
         return ""
 
@@ -121,7 +125,11 @@ class Layout:
         """
         if refusal := self.refusal(theirs):
             raise ValueError(refusal)
-        ours, kinds, labels = dict(self.defaults), _kinds(self.config), theirs.get("id2label")
+        ours, kinds, labels = (
+            dict(self.defaults),
+            _kinds(self.config),
+            theirs.get("id2label"),
+        )
         if labels and isinstance(labels, dict) and "n_classes" in kinds:
             ours["n_classes"] = len(labels)
         for setting, given in self.options(theirs).items():
@@ -129,13 +137,17 @@ class Layout:
                 continue
             (option, value), *others = given.items()
             if any(other != value for _, other in others):
-                both = ", ".join(f"{option}={shown(value)}" for option, value in given.items())
+                both = ", ".join(
+                    f"{option}={shown(value)}" for option, value in given.items()
+                )
                 raise ValueError(
                     f"{both} in {CONFIG}: this model has one {setting}; pass {setting}=..."
                 )
             ours[setting] = self._ours(setting, option, value, kinds[setting])
         ours |= changes
-        needed = (x.name for x in fields(self.config) if x.default is x.default_factory is MISSING)
+        needed = (
+            x.name for x in fields(self.config) if x.default is x.default_factory is MISSING
+        )
         if missing := [name for name in needed if name not in ours]:
             raise ValueError(f"{CONFIG} lacks {', '.join(missing)}: fetch or save it again")
         return self.config(**ours)
@@ -145,9 +157,13 @@ class Layout:
             for ours, theirs in self.values[setting].items():
                 if value in theirs:
                     return ours
-            words = [repr(word) for words in self.values[setting].values() for word in words]
+            words = [
+                repr(word) for words in self.values[setting].values() for word in words
+            ]
             known = ", ".join(words)
-            raise ValueError(f"{option}={shown(value)} in {CONFIG}: this model knows only {known}")
+            raise ValueError(
+                f"{option}={shown(value)} in {CONFIG}: this model knows only {known}"
+            )
         if type(value) is int and float in kinds:
             return float(value)
         if type(value) not in kinds:
@@ -163,7 +179,9 @@ class Layout:
             value = getattr(config, setting)
             if setting in self.values:
                 value = self.values[setting].get(value, (value,))[0]
-            theirs |= dict.fromkeys((options,) if isinstance(options, str) else options, value)
+            theirs |= dict.fromkeys(
+                (options,) if isinstance(options, str) else options, value
+            )
         if hasattr(config, "n_classes") and "n_classes" not in self.settings:
             theirs["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.n_classes)}
             theirs["label2id"] = {label: int(i) for i, label in theirs["id2label"].items()}
@@ -178,7 +196,9 @@ def _kinds(config: type) -> dict[str, tuple[type, ...]]:
     "For each setting the types that its annotation names, None left out."
     hints = get_type_hints(config)
     kinds = {x.name: get_args(hints[x.name]) or (hints[x.name],) for x in fields(config)}
-    return {name: tuple(x for x in two if x is not type(None)) for name, two in kinds.items()}
+    return {
+        name: tuple(x for x in two if x is not type(None)) for name, two in kinds.items()
+    }
 
 # %% ../nbs/layouts.ipynb #cdde8d51
 _TANH = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh")}
@@ -250,7 +270,13 @@ _BERT = Layout(
         "tie_word_embeddings": True,
         "classifier_dropout": None,
     },
-    ignored=("embeddings.position_ids", "pooler.*", "cls.*", "classifier.*", "qa_outputs.*"),
+    ignored=(
+        "embeddings.position_ids",
+        "pooler.*",
+        "cls.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
 )
 _BERT_MLM = {
     "mlm.dense": "cls.predictions.transform.dense",
@@ -336,7 +362,11 @@ _GPT2 = Layout(
     "GPT2Model",
     "gpt2",
     settings=_GPT_SETTINGS | {"d_ff": "n_inner", "activation": "activation_function"},
-    names={"embedding.tokens": "wte", "embedding.positions.table": "wpe.weight", "stack.norm": "ln_f"}
+    names={
+        "embedding.tokens": "wte",
+        "embedding.positions.table": "wpe.weight",
+        "stack.norm": "ln_f",
+    }
     | _GPT_BLOCKS,
     base="transformer.",
     values={"activation": _TANH | _GELU},  # GPT-2's own first
@@ -346,7 +376,10 @@ _GPT2 = Layout(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    writes={"bos_token_id": None, "eos_token_id": None},  # the tokenizer knows which ends a text
+    writes={
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },  # the tokenizer knows which ends a text
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # causal masks, kept by old versions
 )
 _GPT1 = replace(
@@ -355,9 +388,14 @@ _GPT1 = replace(
     model_type="openai-gpt",
     defaults={"vocab_size": 40_478, "max_len": 512, "norm_first": False},
     settings=_GPT_SETTINGS | {"activation": "afn"},
-    names={"embedding.tokens": "tokens_embed", "embedding.positions.table": "positions_embed.weight"}
+    names={
+        "embedding.tokens": "tokens_embed",
+        "embedding.positions.table": "positions_embed.weight",
+    }
     | _GPT_BLOCKS,
-    values={"activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}},  # theirs is the tanh form
+    values={
+        "activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}
+    },  # theirs is the tanh form
     expects={"tie_word_embeddings": True},
     writes={},
 )
@@ -398,7 +436,11 @@ def _t5(gated: bool, tied: bool) -> Layout:
     return Layout(
         "T5ForConditionalGeneration",
         "t5",
-        defaults={"activation": "gelu_tanh" if gated else "relu", "gated": gated, "tied": tied},
+        defaults={
+            "activation": "gelu_tanh" if gated else "relu",
+            "gated": gated,
+            "tied": tied,
+        },
         settings={
             "vocab_size": "vocab_size",
             "d_model": "d_model",
@@ -426,14 +468,20 @@ def _t5(gated: bool, tied: bool) -> Layout:
         | _t5_block("decoder.stack", "decoder", 2, up)
         | _T5_CROSS,
         expects={
-            "feed_forward_proj": "gated-gelu" if gated else "relu",  # theirs is the tanh form
+            "feed_forward_proj": "gated-gelu"
+            if gated
+            else "relu",  # theirs is the tanh form
             "scale_decoder_outputs": tied,
             "is_encoder_decoder": True,
         }
         | ({"tie_word_embeddings": True} if tied else {}),
         writes={} if tied else {"tie_word_embeddings": False},
         tied=dict.fromkeys(
-            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+            (
+                "encoder.embed_tokens.weight",
+                "decoder.embed_tokens.weight",
+                "lm_head.weight",
+            ),
             "shared.weight",
         ),
         # left in old files by a version that gave cross-attention a bias which it never used
@@ -462,7 +510,11 @@ _VIT = Layout(
     "vit",
     defaults={"n_classes": 2, "eps": 1e-12},
     settings=_ENCODER
-    | {"image_size": "image_size", "patch_size": "patch_size", "n_channels": "num_channels"},
+    | {
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+        "n_channels": "num_channels",
+    },
     names=_VIT_NAMES | {"embedding.tokens": "embeddings.cls_token"},
     base="vit.",
     values={"activation": _GELU | {"gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}},

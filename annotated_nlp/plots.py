@@ -15,18 +15,45 @@ with checks.extra("book"):
 # %% ../nbs/plots.ipynb #53ea89dc
 PAPER, INK = "#ffffff", "#222222"
 COLOURS = dict(
-    blue="#0072b2", orange="#d55e00", green="#009e73", pink="#cc79a7", sky="#56b4e9", amber="#e69f00", grey="#7a7a7a",
+    blue="#0072b2",
+    orange="#d55e00",
+    green="#009e73",
+    pink="#cc79a7",
+    sky="#56b4e9",
+    amber="#e69f00",
+    grey="#7a7a7a",
 )
 
 
 def style() -> None:
     "Set matplotlib's defaults to the book's figure style. Call once, where the notebook imports."
-    mpl.rcParams.update({
-        "figure.figsize": (6.4, 3.6), "figure.dpi": 110, "savefig.dpi": 110, "figure.constrained_layout.use": True,
-        "figure.facecolor": PAPER, "axes.facecolor": PAPER, "savefig.facecolor": PAPER,
-        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-        "font.size": 11, "axes.titlesize": 11.5, "axes.titlelocation": "left", "legend.frameon": False,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-        "axes.axisbelow": True, "grid.color": "#e3e3e3", "grid.linewidth": 0.8, "lines.linewidth": 2.0,
-        "axes.prop_cycle": cycler(color=list(COLOURS.values())), "image.cmap": "Blues",
-    })
+    mpl.rcParams.update(
+        {
+            "figure.figsize": (6.4, 3.6),
+            "figure.dpi": 110,
+            "savefig.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "figure.facecolor": PAPER,
+            "axes.facecolor": PAPER,
+            "savefig.facecolor": PAPER,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "font.size": 11,
+            "axes.titlesize": 11.5,
+            "axes.titlelocation": "left",
+            "legend.frameon": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.grid.axis": "y",
+            "axes.axisbelow": True,
+            "grid.color": "#e3e3e3",
+            "grid.linewidth": 0.8,
+            "lines.linewidth": 2.0,
+            "axes.prop_cycle": cycler(color=list(COLOURS.values())),
+            "image.cmap": "Blues",
+        }
+    )

@@ -391,8 +391,12 @@ def cross_entropy(
     """
     checks.within("[0, 1]", smoothing=smoothing)
     checks.targets(logits, targets, mask)
-    logits = logits.masked_fill(~mask[..., None], 0.0)  # so that NaN there spoils no gradient
-    log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.masked_fill(
+        ~mask[..., None], 0.0
+    )  # so that NaN there spoils no gradient
+    log_probs = logits.log_softmax(
+        -1, dtype=torch.promote_types(logits.dtype, torch.float32)
+    )
     targets = targets.masked_fill(~mask, 0).long()
     losses = -log_probs.take_along_dim(targets[..., None], dim=-1)[..., 0]
     if smoothing:

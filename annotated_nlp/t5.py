@@ -43,7 +43,9 @@ def relative_buckets(
         n_buckets //= 2
         side, distance = n_buckets * (offsets > 0), offsets.abs()
     exact = n_buckets // 2
-    checks.integers(exact + 1, max_distance=max_distance)  # the nearest `exact` distances have a bucket of their own
+    checks.integers(
+        exact + 1, max_distance=max_distance
+    )  # the nearest `exact` distances have a bucket of their own
     growth = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = exact + (growth * (n_buckets - exact)).to(offsets.dtype)
     return side + torch.where(distance < exact, distance, far.clamp(max=n_buckets - 1))
@@ -99,7 +101,9 @@ class T5Config(BlockConfig):
 
     def __post_init__(self):
         if self.n_decoder_layers is None:
-            object.__setattr__(self, "n_decoder_layers", self.n_layers)  # the dataclass is frozen
+            object.__setattr__(
+                self, "n_decoder_layers", self.n_layers
+            )  # the dataclass is frozen
         super().__post_init__()
         checks.sizes(self, "vocab_size n_layers n_decoder_layers")
         checks.integers(4, n_buckets=self.n_buckets)
@@ -137,7 +141,9 @@ class T5Config(BlockConfig):
     def _size(cls, size: str, version: str, changes: dict) -> "T5Config":
         checks.one_of(SIZES, version=version)
         names = "d_model", "d_ff", "n_layers", "n_heads", "d_head"
-        new = dict(activation="gelu_tanh", gated=True, tied=False) if version == "1.1" else {}
+        new = (
+            dict(activation="gelu_tanh", gated=True, tied=False) if version == "1.1" else {}
+        )
         return cls(**dict(zip(names, SIZES[version][size])) | new | changes)
 
 # %% ../nbs/14_t5.ipynb #39abd201
@@ -153,7 +159,9 @@ class RelativeBias(nn.Module):
         self.causal = causal
         self.table = nn.Embedding(c.n_buckets, c.n_heads)
 
-    def forward(self, n: int, start: int = 0, prepared: Float[Tensor, "1 h r"] | None = None) -> Relative:
+    def forward(
+        self, n: int, start: int = 0, prepared: Float[Tensor, "1 h r"] | None = None
+    ) -> Relative:
         """The slot of `SelfAttention` for `n` queries from position `start` on; the same for all blocks."""
         return added(self.bias(n, start, prepared))
 
@@ -255,7 +263,9 @@ class T5(EncoderDecoder):
         # The mask goes into the bias, once for all blocks. A row of padding alone may see all of
         # itself, and the decoder none of it.
         hidden = rearrange(~mask & mask.any(1, keepdim=True), "b m -> b 1 1 m")
-        relative = added(self.encoder_bias.bias(src.shape[1]).masked_fill(hidden, -math.inf))
+        relative = added(
+            self.encoder_bias.bias(src.shape[1]).masked_fill(hidden, -math.inf)
+        )
         x = self.encoder(self.src_embedding(src), relative=relative, all_layers=all_layers)
         *layers, last = x if all_layers else (x,)
         return *layers, self.dropout(last)
@@ -284,7 +294,11 @@ def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
     ValueError for a `factor` not above 0, and within another such block.
     """
     checks.within("(0, inf)", factor=factor)
-    parts = model.decoder.embedding.tokens, model.encoder_bias.table, model.decoder.relative.table
+    parts = (
+        model.decoder.embedding.tokens,
+        model.encoder_bias.table,
+        model.decoder.relative.table,
+    )
     checks.none(
         [part for part in parts if parametrize.is_parametrized(part)],
         "model has larger steps already: drop the inner of the two blocks",

@@ -181,13 +181,17 @@ class BPE:
     Raises ValueError for a vocabulary without `[UNK]` and for merges that don't belong to it.
     """
 
-    alphabet = frozenset()  # characters that enter the vocabulary even if the texts lack them
+    alphabet = (
+        frozenset()
+    )  # characters that enter the vocabulary even if the texts lack them
     memo = 100_000  # so many words are remembered with their pieces
     words, text = staticmethod(split_words), staticmethod(join_words)
 
     def __init__(self, vocab: Mapping[str, int], merges: Iterable[tuple[str, str]]):
         if "[UNK]" not in vocab and not (self.alphabet and self.alphabet <= vocab.keys()):
-            raise ValueError("vocab has no '[UNK]'; add it, for characters that vocab lacks")
+            raise ValueError(
+                "vocab has no '[UNK]'; add it, for characters that vocab lacks"
+            )
         self.vocab, self.merges = dict(vocab), list(merges)
         for pair in self.merges:
             if type(pair) is not tuple or len(pair) != 2 or "".join(pair) not in self.vocab:
@@ -302,14 +306,24 @@ def _uncased(char: str) -> str:
 
 
 # The ideographs of `tokenizers`; BERT's own code has U+2B820 where this has U+2B920.
-_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
-               (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 @cache
 def _stands_alone(char: str) -> bool:
     "Punctuation (all ASCII marks among it) and Chinese characters are words of their own."
-    ascii_mark = char.isascii() and char.isprintable() and not char.isalnum() and char != " "
+    ascii_mark = (
+        char.isascii() and char.isprintable() and not char.isalnum() and char != " "
+    )
     ideograph = any(first <= ord(char) <= last for first, last in _IDEOGRAPHS)
     return ascii_mark or ideograph or unicodedata.category(char).startswith("P")
 
@@ -373,11 +387,14 @@ class WordPiece:
             gains = {
                 (a, b): likelihood_gain(n, pairs.symbols[a], pairs.symbols[b], total)
                 for (a, b), n in pairs.counts.items()
-                if n >= min_frequency and a != b  # two of the same have no counts of their own
+                if n >= min_frequency
+                and a != b  # two of the same have no counts of their own
             }
             if max(gains.values(), default=0) <= 0:
                 break
-            a, b = max(gains, key=lambda pair: (gains[pair], -vocab[pair[0]], -vocab[pair[1]]))
+            a, b = max(
+                gains, key=lambda pair: (gains[pair], -vocab[pair[0]], -vocab[pair[1]])
+            )
             vocab[a + b[2:]] = len(vocab)
             pairs.merge((a, b), a + b[2:])
         return cls(vocab)
@@ -478,17 +495,23 @@ def train_tokenizer(
     settings = {"vocab_size": limit, "special_tokens": SPECIALS, "show_progress": False}
     if kind in ("word", "char"):
         trainer = trainers.WordLevelTrainer(**settings)
-    elif kind == "wordpiece":  # only special tokens keep their order: the alphabet goes as such
+    elif (
+        kind == "wordpiece"
+    ):  # only special tokens keep their order: the alphabet goes as such
         settings["special_tokens"] = list(vocab)
         trainer = trainers.WordPieceTrainer(min_frequency=2, **settings)
     else:
         alphabet = list(vocab)[len(SPECIALS) :]
-        trainer = trainers.BpeTrainer(min_frequency=2, initial_alphabet=alphabet, **settings)
+        trainer = trainers.BpeTrainer(
+            min_frequency=2, initial_alphabet=alphabet, **settings
+        )
     tok.train_from_iterator(texts, trainer)
     if kind == "wordpiece":  # and then into a tokenizer in which it is not special
         learned, tok = tok.get_vocab(), _untrained(kind)
         # A ruler of 200 dashes is no reason for [UNK], hence the 1000.
-        tok.model = models.WordPiece(learned, unk_token="[UNK]", max_input_chars_per_word=1000)
+        tok.model = models.WordPiece(
+            learned, unk_token="[UNK]", max_input_chars_per_word=1000
+        )
         tok.add_special_tokens(SPECIALS)
     tok.encode_special_tokens = True
     return tok
@@ -525,11 +548,15 @@ def special(tokenizer: Tokenizer) -> Special:
     """
     checks.instances(Tokenizer, tokenizer=tokenizer)
     usual = {
-        role: next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+        role: next(
+            (name for name in names if tokenizer.token_to_id(name) is not None), None
+        )
         for role, names in ROLES.items()
     }
     roles = getattr(tokenizer, "roles", usual)
-    return Special(**{role: tokenizer.token_to_id(name) for role, name in roles.items() if name})
+    return Special(
+        **{role: tokenizer.token_to_id(name) for role, name in roles.items() if name}
+    )
 
 # %% ../nbs/02_tokenization.ipynb #96d2e7b1
 def _has(vocab: Mapping[str, int], unknown: str) -> None:
@@ -570,7 +597,10 @@ def _bpe(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
 
 def _byte_bpe(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
     "GPT-2's, that is `ByteLevelBPE`."
-    tokenizer, space = Tokenizer(models.BPE(*_read_bpe(folder))), said.get("add_prefix_space", False)
+    tokenizer, space = (
+        Tokenizer(models.BPE(*_read_bpe(folder))),
+        said.get("add_prefix_space", False),
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
     if said.get("trim_offsets"):  # a piece's offsets without the space that belongs to it
         tokenizer.post_processor = processors.ByteLevel(add_prefix_space=space)
@@ -612,14 +642,18 @@ def _unigram(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
             piece = {2: bytes(4), 3: 1} | dict(_fields(value))
             pieces.append((piece[1].decode(), *unpack("<f", piece[2])))
             if piece[3] in (3, 4):  # control pieces, and those that the user asked for
-                added.append(AddedToken(pieces[-1][0], normalized=False, special=piece[3] == 3))
+                added.append(
+                    AddedToken(pieces[-1][0], normalized=False, special=piece[3] == 3)
+                )
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value))
     if not (trainer and normalizer):  # which come after the pieces
         raise ValueError("spiece.model is cut short")
     if trainer.get(3, 1) != 1:
         raise ValueError("spiece.model isn't a unigram model")
-    if (extra := said.get("extra_ids", 0)) > len(pieces):  # a damaged number shall not fill the memory
+    if (extra := said.get("extra_ids", 0)) > len(
+        pieces
+    ):  # a damaged number shall not fill the memory
         raise ValueError(f"extra_ids={extra} are more than its pieces")
     spans = [f"<extra_id_{i}>" for i in reversed(range(extra))]
     pieces += [(span, 0.0) for span in spans]
@@ -627,9 +661,13 @@ def _unigram(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram(pieces, trainer.get(40, 0), by_bytes))
     if normalizer.get(2):
         tokenizer.normalizer = normalizers.Precompiled(normalizer[2])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
     spaces = decoders.Metaspace()
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if by_bytes else spaces
+    tokenizer.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), spaces]) if by_bytes else spaces
+    )
     tokenizer.add_tokens(added)
     tokenizer.add_special_tokens(spans)
     return tokenizer
@@ -677,13 +715,47 @@ _SEGMENTS = ("cls $A sep", "cls $A sep $B:1 sep:1")
 FAMILIES = [
     Family("bert electra distilbert", "vocab.txt", _wordpiece, _BERT, {}, *_SEGMENTS),
     Family(
-        "roberta bart", "vocab.json", _byte_bpe, _ROBERTA, {"trim_offsets": True}, "cls $A sep", "cls $A sep sep $B sep"
+        "roberta bart",
+        "vocab.json",
+        _byte_bpe,
+        _ROBERTA,
+        {"trim_offsets": True},
+        "cls $A sep",
+        "cls $A sep sep $B sep",
     ),
-    Family("gpt2", "vocab.json", _byte_bpe, dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")),
+    Family(
+        "gpt2",
+        "vocab.json",
+        _byte_bpe,
+        dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
+    ),
     Family("openaigpt", "vocab.json", _bpe, {"unk": "<unk>"}),
-    Family("xlnet", "spiece.model", _plain_unigram, _XLNET, {}, "$A sep cls:2", "$A sep $B:1 sep:1 cls:2"),
-    Family("albert", "spiece.model", _plain_unigram, _ALBERT, {"do_lower_case": True}, *_SEGMENTS),
-    Family("t5 mt5", "spiece.model", _unigram, _ENDS, {"extra_ids": 100}, "$A eos", "$A eos $B eos"),
+    Family(
+        "xlnet",
+        "spiece.model",
+        _plain_unigram,
+        _XLNET,
+        {},
+        "$A sep cls:2",
+        "$A sep $B:1 sep:1 cls:2",
+    ),
+    Family(
+        "albert",
+        "spiece.model",
+        _plain_unigram,
+        _ALBERT,
+        {"do_lower_case": True},
+        *_SEGMENTS,
+    ),
+    Family(
+        "t5 mt5",
+        "spiece.model",
+        _unigram,
+        _ENDS,
+        {"extra_ids": 100},
+        "$A eos",
+        "$A eos $B eos",
+    ),
 ]
 
 # %% ../nbs/02_tokenization.ipynb #d417b92c
@@ -697,7 +769,9 @@ def _token(written: str | Mapping[str, Any], special: bool = True) -> AddedToken
     if isinstance(written, str):
         written = {"content": written}
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    flags = {"special": special} | {name: written[name] for name in names if name in written}
+    flags = {"special": special} | {
+        name: written[name] for name in names if name in written
+    }
     return AddedToken(written["content"], **{"normalized": not flags["special"]} | flags)
 
 
@@ -705,11 +779,16 @@ def _said(folder: Path) -> tuple[dict[str, Any], str, bool]:
     """What the small files say of the tokenizer: its options, what kind it is, and whether
     tokenizer.json is all there is to it."""
     config, tokens, added, model = (
-        read_json(folder / name) if (folder / name).exists() else {} for name in [*_SAYING, CONFIG]
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in [*_SAYING, CONFIG]
     )
     said = config if "added_tokens_decoder" in config else config | tokens
     said = {"added_tokens_decoder": {i: {"content": x} for x, i in added.items()}} | said
-    kind = str(said.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
+    kind = (
+        str(said.get("tokenizer_class") or "")
+        .removesuffix("Fast")
+        .removesuffix("Tokenizer")
+    )
     general = kind in ("PreTrained", "TokenizersBackend")
     if general or not kind:
         kind = str(model.get("model_type") or "")
@@ -748,24 +827,34 @@ def _tokens(family: Family | None, said: Mapping[str, Any]) -> dict[str, AddedTo
     return {role: _token(token) for role, token in written.items() if token}
 
 
-def _build(folder: Path, said: Mapping[str, Any], families: list[Family]) -> tuple[Tokenizer, Family]:
+def _build(
+    folder: Path, said: Mapping[str, Any], families: list[Family]
+) -> tuple[Tokenizer, Family]:
     "The tokenizer of the one family, or of the first whose special tokens the vocabulary has."
     for family in families:
         names = {role: str(token) for role, token in _tokens(family, said).items()}
         tokenizer = family.build(folder, family.options | said | names)
-        if len(families) == 1 or all(map(tokenizer.get_vocab().__contains__, names.values())):
+        if len(families) == 1 or all(
+            map(tokenizer.get_vocab().__contains__, names.values())
+        ):
             return tokenizer, family
     raise ValueError("the vocabulary lacks the special tokens of every kind that is known")
 
 
-def _add(tokenizer: Tokenizer, said: Mapping[str, Any], tokens: Mapping[str, AddedToken]) -> None:
+def _add(
+    tokenizer: Tokenizer, said: Mapping[str, Any], tokens: Mapping[str, AddedToken]
+) -> None:
     "Tokens that are found in a text before it is cut: those that the folder lists, and the special ones."
     special = set(map(str, tokens.values()))
     listed = said["added_tokens_decoder"].items()
     listed = {int(i): _token(token, token["content"] in special) for i, token in listed}
     extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
     extra = extra.values() if isinstance(extra, dict) else extra
-    named = [x for role, x in tokens.items() if f"{role}_token" in said or tokenizer.token_to_id(str(x)) is not None]
+    named = [
+        x
+        for role, x in tokens.items()
+        if f"{role}_token" in said or tokenizer.token_to_id(str(x)) is not None
+    ]
     known = set(map(str, tokenizer.get_added_tokens_decoder().values()))
     for token in [*(listed[i] for i in sorted(listed)), *named, *map(_token, extra)]:
         if str(token) not in known:
@@ -773,21 +862,34 @@ def _add(tokenizer: Tokenizer, said: Mapping[str, Any], tokens: Mapping[str, Add
             known.add(str(token))
     for i, token in listed.items():
         if tokenizer.token_to_id(str(token)) != i:
-            raise ValueError(f"{str(token)!r} can't have the id {i} that the folder gives it")
+            raise ValueError(
+                f"{str(token)!r} can't have the id {i} that the folder gives it"
+            )
 
 
-def _frame(tokenizer: Tokenizer, family: Family, said: Mapping[str, Any], tokens: Mapping[str, AddedToken]) -> None:
+def _frame(
+    tokenizer: Tokenizer,
+    family: Family,
+    said: Mapping[str, Any],
+    tokens: Mapping[str, AddedToken],
+) -> None:
     "Special tokens around one text and between two."
     single, pair = family.single, family.pair
     if single == "$A":
-        begin, end = (f"{x}:0 " if said.get(f"add_{x}_token") else "" for x in ("bos", "eos"))
+        begin, end = (
+            f"{x}:0 " if said.get(f"add_{x}_token") else "" for x in ("bos", "eos")
+        )
         single = f"{begin}$A:0 {end}"
         pair = single + single.replace("$A", "$B").replace(":0", ":1")
     ids = {role: (str(x), tokenizer.token_to_id(str(x))) for role, x in tokens.items()}
     template = processors.TemplateProcessing(
         single=single.split(),
         pair=pair.split(),
-        special_tokens=[{"id": role, "ids": [i], "tokens": [name]} for role, (name, i) in ids.items() if i is not None],
+        special_tokens=[
+            {"id": role, "ids": [i], "tokens": [name]}
+            for role, (name, i) in ids.items()
+            if i is not None
+        ],
     )
     trim = tokenizer.post_processor
     tokenizer.post_processor = processors.Sequence([trim, template]) if trim else template
@@ -821,11 +923,15 @@ def load(name: str | os.PathLike, revision: str | None = None) -> Tokenizer:
             _add(tokenizer, said, tokens)
             _frame(tokenizer, family, said, tokens)
         tokenizer.encode_special_tokens = bool(said.get("split_special_tokens"))
-    except BaseException as error:  # of the files' readers, which raise anything and sometimes panic
+    except (
+        BaseException
+    ) as error:  # of the files' readers, which raise anything and sometimes panic
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the tokenizer in {folder} is damaged, fetch or save it again: {what:.300}") from None
+        raise ValueError(
+            f"the tokenizer in {folder} is damaged, fetch or save it again: {what:.300}"
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if tokens:
@@ -850,7 +956,10 @@ def save(tokenizer: Tokenizer, folder: str | os.PathLike) -> None:
             config[f"{role}_token"] = tokenizer.id_to_token(i)
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    written = {OPTIONS: json.dumps(config, indent=2), TOKENIZER: tokenizer.to_str(pretty=True)}
+    written = {
+        OPTIONS: json.dumps(config, indent=2),
+        TOKENIZER: tokenizer.to_str(pretty=True),
+    }
     with TemporaryDirectory(dir=folder, prefix=".saving-") as scratch:
         for name, text in written.items():
             (Path(scratch) / name).write_text(text, encoding="utf-8")

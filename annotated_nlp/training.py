@@ -52,7 +52,9 @@ def linear(t: int, steps: int, warmup: int) -> float:
 
     Devlin et al. 2019, appendix A.2.
     """
-    warmup = max(1, warmup)  # without one the first update has the full rate, as with a warm-up of one
+    warmup = max(
+        1, warmup
+    )  # without one the first update has the full rate, as with a warm-up of one
     return t / warmup if t < warmup else (steps + 1 - t) / (steps + 1 - warmup)
 
 
@@ -62,7 +64,11 @@ def cosine(t: int, steps: int, warmup: int) -> float:
     Loshchilov and Hutter 2017, equation 5, without restarts.
     """
     warmup = max(1, warmup)
-    return t / warmup if t < warmup else (1 + math.cos(math.pi * (t - warmup) / (steps + 1 - warmup))) / 2
+    return (
+        t / warmup
+        if t < warmup
+        else (1 + math.cos(math.pi * (t - warmup) / (steps + 1 - warmup))) / 2
+    )
 
 
 def inverse_sqrt(t: int, steps: int, warmup: int) -> float:
@@ -83,7 +89,9 @@ def transformer_peak(d_model: int, warmup: int) -> float:
 Groups = Mapping[str, Real | tuple[Real, Real]]
 
 
-def decay_groups(model: nn.Module, weight_decay: Real, groups: Groups | None = None) -> list[dict]:
+def decay_groups(
+    model: nn.Module, weight_decay: Real, groups: Groups | None = None
+) -> list[dict]:
     """Groups for an optimizer: matrices and embeddings decay, vectors (biases, gains of norms) don't.
 
     `groups` gives a `factor` of the learning rate, or a factor and a weight decay, to the parameters whose names
@@ -94,20 +102,34 @@ def decay_groups(model: nn.Module, weight_decay: Real, groups: Groups | None = N
     names = [name for name, _ in model.named_parameters()]
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
-        raise ValueError("model has no parameter with requires_grad=True: unfreeze what should be trained")
+        raise ValueError(
+            "model has no parameter with requires_grad=True: unfreeze what should be trained"
+        )
     checks.within("[0, inf)", weight_decay=weight_decay)
     checks.beginnings(names, *(groups or {}))
     members = {"": (1.0, weight_decay, [])}
     for words, value in (groups or {}).items():
         factor, decay = value if isinstance(value, tuple) else (value, weight_decay)
-        checks.within("[0, inf)", **{f"groups: the factor of {words}": factor, f"the weight decay of {words}": decay})
+        checks.within(
+            "[0, inf)",
+            **{
+                f"groups: the factor of {words}": factor,
+                f"the weight decay of {words}": decay,
+            },
+        )
         members[words] = factor, decay, []
     for name, p in trained.items():
-        longest = max((words for words in members if f"{name}.".startswith(words and f"{words}.")), key=len)
+        longest = max(
+            (words for words in members if f"{name}.".startswith(words and f"{words}.")),
+            key=len,
+        )
         members[longest][-1].append(p)
     return [
-        {"params": [p for p in params if (p.ndim >= 2) == matrices],
-         "weight_decay": decay if matrices else 0.0, "factor": factor}
+        {
+            "params": [p for p in params if (p.ndim >= 2) == matrices],
+            "weight_decay": decay if matrices else 0.0,
+            "factor": factor,
+        }
         for factor, decay, params in members.values()
         for matrices in (True, False)
     ]
@@ -143,7 +165,9 @@ def _numbered(batches: Iterable, seed: int, skip: int) -> Iterator[tuple[int, An
         _seed_all(seed, "batch", number)
         for batch in batches:
             if _rows(batch) == 0:
-                raise ValueError(f"batch {number} is empty: drop batches without rows before training")
+                raise ValueError(
+                    f"batch {number} is empty: drop batches without rows before training"
+                )
             if number >= skip:
                 yield number, batch
             number += 1
@@ -182,12 +206,18 @@ def _write(path: Path, text: str) -> None:
 class History:
     """What a run did, one entry an update: loss, rate, gradient's norm before clipping, tokens, seconds."""
 
-    loss: list[float] = field(default_factory=list)  # mean over the update's tokens, in the loss's unit
+    loss: list[float] = field(
+        default_factory=list
+    )  # mean over the update's tokens, in the loss's unit
     lr: list[float] = field(default_factory=list)
     norm: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)  # as the loss function counts; 1 a batch if it doesn't
+    tokens: list[float] = field(
+        default_factory=list
+    )  # as the loss function counts; 1 a batch if it doesn't
     seconds: list[float] = field(default_factory=list)
-    metrics: list[dict] = field(default_factory=list)  # what `evaluate` gave, with the update as "step"
+    metrics: list[dict] = field(
+        default_factory=list
+    )  # what `evaluate` gave, with the update as "step"
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -228,10 +258,22 @@ class History:
         ax = ax or plt.subplots()[1]
         ax.plot(range(1, len(self) + 1), self.loss, alpha=0.3, lw=1)
         width = max(1, len(self) // 20)
-        means = [sum(self.loss[max(0, i - width) : i]) / min(i, width) for i in range(1, len(self) + 1)]
-        ax.plot(range(1, len(self) + 1), means, color=ax.lines[-1].get_color(), label="training loss")
+        means = [
+            sum(self.loss[max(0, i - width) : i]) / min(i, width)
+            for i in range(1, len(self) + 1)
+        ]
+        ax.plot(
+            range(1, len(self) + 1),
+            means,
+            color=ax.lines[-1].get_color(),
+            label="training loss",
+        )
         for name in {key: None for row in self.metrics for key in row if key != "step"}:
-            points = [(row["step"], row[name]) for row in self.metrics if row.get(name) is not None]
+            points = [
+                (row["step"], row[name])
+                for row in self.metrics
+                if row.get(name) is not None
+            ]
             if points:
                 ax.plot(*zip(*points), "o-", label=name)
         ax.set(xlabel="update", ylabel="loss")
@@ -255,16 +297,25 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's tensors, named after the parameter that they belong to."""
-    return {f"{name}.{key}": value for name, p in model.named_parameters()
-            for key, value in optimizer.state.get(p, {}).items() if isinstance(value, Tensor)}
+    return {
+        f"{name}.{key}": value
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _strangers(memory: dict[str, Tensor], model: nn.Module) -> list[str]:
     """Names of an optimizer's tensors that are neither single numbers nor like their parameter."""
     like = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
     parameter = {name: name.rpartition(".")[0] for name in memory}
-    return [name for name, tensor in memory.items() if parameter[name] not in like
-            or tensor.ndim and (tensor.shape, tensor.dtype) != like[parameter[name]]]
+    return [
+        name
+        for name, tensor in memory.items()
+        if parameter[name] not in like
+        or tensor.ndim
+        and (tensor.shape, tensor.dtype) != like[parameter[name]]
+    ]
 
 
 def _digest(path: Path) -> str:
@@ -274,7 +325,9 @@ def _digest(path: Path) -> str:
 
 def _steps(folder: str | os.PathLike) -> list[Path]:
     """The whole checkpoints in a folder, oldest first; unfinished ones and a user's copies have other names."""
-    return sorted(p for p in Path(folder).glob("step-*") if p.name.removeprefix("step-").isdigit())
+    return sorted(
+        p for p in Path(folder).glob("step-*") if p.name.removeprefix("step-").isdigit()
+    )
 
 
 def save_checkpoint(
@@ -296,15 +349,21 @@ def save_checkpoint(
     if target.exists():
         raise FileExistsError(f"{target} exists: move it away, or take another folder")
     if strangers := _strangers(memory, model):
-        raise ValueError(f"{type(optimizer).__name__} keeps {strangers[0]}, which isn't like its parameter: take another")
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps {strangers[0]}, which isn't like its parameter: take another"
+        )
     scratch = target.with_name(f".{target.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
         save_file(_weights(model), scratch / "model.safetensors", metadata={"format": "pt"})
         save_file(memory, scratch / "optimizer.safetensors")
-        state = {"plan": plan, "history": asdict(history), "optimizer": type(optimizer).__name__,
-                 "digests": {path.name: _digest(path) for path in sorted(scratch.iterdir())}}
+        state = {
+            "plan": plan,
+            "history": asdict(history),
+            "optimizer": type(optimizer).__name__,
+            "digests": {path.name: _digest(path) for path in sorted(scratch.iterdir())},
+        }
         _write(scratch / "state.json", json.dumps(state, allow_nan=False))
         for path in [*scratch.iterdir(), scratch]:
             _flush(path)
@@ -319,7 +378,9 @@ def save_checkpoint(
 
 # %% ../nbs/07_training.ipynb #23ae039b
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, str]:
-    return {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+    return {
+        name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()
+    }
 
 
 def _differences(stored: dict, present: dict) -> str:
@@ -339,7 +400,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict]:
     for file in files:
         if _digest(file) != state["digests"][file.name]:
             raise ValueError(f"{file.name} isn't what was written")
-    return *(load_file(file) for file in files), state | {"history": History(**state["history"])}
+    return *(load_file(file) for file in files), state | {
+        "history": History(**state["history"])
+    }
 
 
 @torch.no_grad()
@@ -362,36 +425,61 @@ def load_checkpoint(
     try:
         weights, memory, state = _read(path)
         stored, kind = state["plan"] or {}, state["optimizer"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             f"{path} is damaged ({error}); move it away, and the checkpoint before it, if there is one, "
             "will be used"
         ) from error
     own = _weights(model)
     if _shapes(weights) != _shapes(own):
-        raise CheckpointError(f"{path} is of another model: {_differences(_shapes(weights), _shapes(own))}")
+        raise CheckpointError(
+            f"{path} is of another model: {_differences(_shapes(weights), _shapes(own))}"
+        )
     if plan is not None and stored != plan:
         raise CheckpointError(
             f"{path} is of another run: {_differences(stored, plan)}. Take another folder, or "
             "the settings of that run"
         )
-    if optimizer is not None and (kind != type(optimizer).__name__ or _strangers(memory, model)):
-        raise CheckpointError(f"{path} is of another optimizer, {kind}: take it, or another folder")
+    if optimizer is not None and (
+        kind != type(optimizer).__name__ or _strangers(memory, model)
+    ):
+        raise CheckpointError(
+            f"{path} is of another optimizer, {kind}: take it, or another folder"
+        )
     for name, tensor in own.items():
         tensor.copy_(weights[name])
     for name, p in model.named_parameters() if optimizer is not None else ():
-        held = {key.rpartition(".")[2]: value for key, value in memory.items() if key.rpartition(".")[0] == name}
+        held = {
+            key.rpartition(".")[2]: value
+            for key, value in memory.items()
+            if key.rpartition(".")[0] == name
+        }
         if held:
-            optimizer.state[p] = {key: value.to(p.device, copy=True) for key, value in held.items()}
+            optimizer.state[p] = {
+                key: value.to(p.device, copy=True) for key, value in held.items()
+            }
     return state["history"]
 
 # %% ../nbs/07_training.ipynb #4c1dba79
 def _accelerator(precision: str | None) -> Accelerator:
     """Device and precision of a run: a CUDA card, in bf16 if it has that, where there is one; else the CPU."""
     checks.one_of(("fp32", "bf16", None), precision=precision)
-    cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    cpu = not torch.cuda.is_available() or os.environ.get(
+        "ACCELERATE_USE_CPU", ""
+    ).lower() in ("1", "true")
     if precision is None:
-        precision = "bf16" if not cpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        precision = (
+            "bf16"
+            if not cpu and torch.cuda.is_bf16_supported(including_emulation=False)
+            else "fp32"
+        )
     AcceleratorState._reset_state()  # else a second run in this process could have no other precision
     return Accelerator(cpu=cpu, mixed_precision="no" if precision == "fp32" else precision)
 
@@ -411,7 +499,9 @@ def _gradients(
     sums = torch.zeros(2, device=accelerator.device)
     mine = group[accelerator.process_index :: accelerator.num_processes]
     for i, (number, batch) in enumerate(mine):
-        _seed_all(seed, "model", number)  # dropout depends on the batch, not on who computes it or when
+        _seed_all(
+            seed, "model", number
+        )  # dropout depends on the batch, not on who computes it or when
         with nullcontext() if i == len(mine) - 1 else accelerator.no_sync(model):
             result = loss(model, send_to_device(batch, accelerator.device))
             mean, tokens = result if isinstance(result, tuple) else (result, 1)
@@ -422,7 +512,10 @@ def _gradients(
                 )
             accelerator.backward(mean * tokens)
         sums += torch.stack(
-            [mean.detach().float() * tokens, torch.as_tensor(tokens, device=sums.device).float()]
+            [
+                mean.detach().float() * tokens,
+                torch.as_tensor(tokens, device=sums.device).float(),
+            ]
         )
     total, tokens = accelerator.reduce(sums).tolist()
     if tokens <= 0:
@@ -430,14 +523,22 @@ def _gradients(
             f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn"
         )
     for p in model.parameters():
-        if p.grad is not None:  # the processes' gradients were averaged; we want their sum, for each token
+        if (
+            p.grad is not None
+        ):  # the processes' gradients were averaged; we want their sum, for each token
             p.grad.mul_(accelerator.num_processes / tokens)
     return total / tokens, tokens
 
 # %% ../nbs/07_training.ipynb #5e0d3a01
 def _largest_gradients(model: nn.Module, n: int = 3) -> str:
-    sizes = {name: p.grad.abs().max().item() for name, p in model.named_parameters() if p.grad is not None}
-    order = sorted(sizes, key=lambda name: -sizes[name] if math.isfinite(sizes[name]) else -math.inf)
+    sizes = {
+        name: p.grad.abs().max().item()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    order = sorted(
+        sizes, key=lambda name: -sizes[name] if math.isfinite(sizes[name]) else -math.inf
+    )
     return ", ".join(f"{name} {sizes[name]:.3g}" for name in order[:n])
 
 
@@ -461,9 +562,16 @@ def update(
     started = time.perf_counter()
     optimizer.zero_grad()
     value, tokens = _gradients(accelerator, model, list(group), loss, seed)
-    gradients = [p.grad for part in optimizer.param_groups for p in part["params"] if p.grad is not None]
+    gradients = [
+        p.grad
+        for part in optimizer.param_groups
+        for p in part["params"]
+        if p.grad is not None
+    ]
     if not gradients:
-        raise TypeError("no parameter has a gradient: loss(model, batch) must use its model")
+        raise TypeError(
+            "no parameter has a gradient: loss(model, batch) must use its model"
+        )
     norm = get_total_norm(gradients)
     size = norm.item()
     if not math.isfinite(value + size):
@@ -477,20 +585,29 @@ def update(
         if clip is not None:
             clip_grads_with_norm_(part["params"], clip, norm)
     optimizer.step()
-    history.note(loss=value, lr=lr, norm=size, tokens=tokens, seconds=time.perf_counter() - started)
+    history.note(
+        loss=value, lr=lr, norm=size, tokens=tokens, seconds=time.perf_counter() - started
+    )
 
 # %% ../nbs/07_training.ipynb #5e0d3a03
 def _plan(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule,
-    accumulate: int, **settings: Any,
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    accumulate: int,
+    **settings: Any,
 ) -> dict:
     """What makes two runs the same run, as JSON gives it back (which knows no numbers of NumPy)."""
     settings["schedule"] = getattr(schedule, "__name__", type(schedule).__name__)
     settings["batches_per_update"] = accumulate * accelerator.num_processes
     settings["precision"] = accelerator.mixed_precision
     names = {p: name for name, p in model.named_parameters()}
-    shares = {f"rate and decay of {names[p]}": [part["factor"], part["weight_decay"]]
-              for part in optimizer.param_groups for p in part["params"]}
+    shares = {
+        f"rate and decay of {names[p]}": [part["factor"], part["weight_decay"]]
+        for part in optimizer.param_groups
+        for p in part["params"]
+    }
     return json.loads(json.dumps(settings | shares, default=float))
 
 
@@ -508,8 +625,14 @@ def resume(
     """
     if folder and accelerator.is_main_process:
         checks.writable(folder=folder)
-    history = load_checkpoint(folder, model, optimizer, plan) if folder and _steps(folder) else History()
-    begun = accelerator.gather(torch.tensor([len(history)], device=accelerator.device)).tolist()
+    history = (
+        load_checkpoint(folder, model, optimizer, plan)
+        if folder and _steps(folder)
+        else History()
+    )
+    begun = accelerator.gather(
+        torch.tensor([len(history)], device=accelerator.device)
+    ).tolist()
     if len(set(begun)) > 1:
         raise CheckpointError(
             f"the processes found checkpoints of updates {begun}: {folder} must be one that all see"
@@ -520,9 +643,13 @@ def resume(
 @contextmanager
 def _recomputing(model: nn.Module) -> Iterator[None]:
     """Switch on the `checkpoint` of every module that has one, for a while."""
-    modules = [m for m in model.modules() if isinstance(getattr(m, "checkpoint", None), bool)]
+    modules = [
+        m for m in model.modules() if isinstance(getattr(m, "checkpoint", None), bool)
+    ]
     if not modules:
-        raise ValueError("checkpoint=True needs a module with a switch `checkpoint`, such as transformer.Stack; drop it")
+        raise ValueError(
+            "checkpoint=True needs a module with a switch `checkpoint`, such as transformer.Stack; drop it"
+        )
     before = [m.checkpoint for m in modules]
     try:
         for m in modules:
@@ -534,7 +661,9 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _wrapped(accelerator: Accelerator, model: nn.Module, compile: bool, checkpoint: bool) -> Iterator[nn.Module]:
+def _wrapped(
+    accelerator: Accelerator, model: nn.Module, compile: bool, checkpoint: bool
+) -> Iterator[nn.Module]:
     """The model as `update` takes it; afterwards it is what it was, in evaluation mode and without gradients."""
     own_forward = "forward" in vars(model)
     with _recomputing(model) if checkpoint else nullcontext():
@@ -545,12 +674,16 @@ def _wrapped(accelerator: Accelerator, model: nn.Module, compile: bool, checkpoi
         finally:
             model.zero_grad()
             accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
-            if not own_forward:  # unwrapping leaves the class's method behind as an attribute of the model
+            if (
+                not own_forward
+            ):  # unwrapping leaves the class's method behind as an attribute of the model
                 vars(model).pop("forward", None)
             model.eval()
 
 # %% ../nbs/07_training.ipynb #c7a8a638
-def _check(steps, lr, schedule, warmup, accumulate, clip, betas, eps, evaluate_every, save_every) -> None:
+def _check(
+    steps, lr, schedule, warmup, accumulate, clip, betas, eps, evaluate_every, save_every
+) -> None:
     """Refuse settings of `fit` that make no sense."""
     checks.integers(steps=steps, accumulate=accumulate, save_every=save_every)
     checks.integers(evaluate_every=1 if evaluate_every is None else evaluate_every)
@@ -565,8 +698,12 @@ def _check(steps, lr, schedule, warmup, accumulate, clip, betas, eps, evaluate_e
 
 
 def _save(
-    accelerator: Accelerator, folder: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer,
-    history: History, plan: dict,
+    accelerator: Accelerator,
+    folder: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    history: History,
+    plan: dict,
 ) -> None:
     """One checkpoint, whatever the number of processes."""
     if accelerator.is_main_process:
@@ -575,8 +712,11 @@ def _save(
 
 
 def _evaluate(
-    accelerator: Accelerator, folder: str | os.PathLike | None, model: nn.Module,
-    evaluate: Callable[[nn.Module], dict[str, Real]], history: History,
+    accelerator: Accelerator,
+    folder: str | os.PathLike | None,
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], dict[str, Real]],
+    history: History,
 ) -> None:
     """Add what `evaluate` gives to the history, and to the checkpoint of the same update, if there is one."""
     model.eval()
@@ -586,7 +726,12 @@ def _evaluate(
     history.metrics.append({"step": len(history)} | numbers)
     state = Path(folder or "") / f"step-{len(history):08d}" / "state.json"
     if folder and accelerator.is_main_process and state.exists():
-        _write(state, json.dumps(json.loads(state.read_text(encoding="utf-8")) | {"history": asdict(history)}))
+        _write(
+            state,
+            json.dumps(
+                json.loads(state.read_text(encoding="utf-8")) | {"history": asdict(history)}
+            ),
+        )
 
 
 def fit(
@@ -603,14 +748,17 @@ def fit(
     weight_decay: Real = 0.01,
     betas: tuple[Real, Real] = (0.9, 0.999),
     eps: Real = 1e-8,
-    groups: Groups | None = None,  # factors of the rate by names of parameters, as `decay_groups` takes them
+    groups: Groups
+    | None = None,  # factors of the rate by names of parameters, as `decay_groups` takes them
     seed: int = 0,
     precision: str | None = None,  # "fp32", "bf16"; None: bf16 on a GPU that has it
     compile: bool = False,
     checkpoint: bool = False,  # recompute activations in the backward pass: less memory, more time
     evaluate: Callable[[nn.Module], dict[str, Real]] | None = None,
     evaluate_every: int | None = None,  # None: after the last update only
-    folder: str | os.PathLike | None = None,  # for checkpoints; a run that finds its own goes on from it
+    folder: str
+    | os.PathLike
+    | None = None,  # for checkpoints; a run that finds its own goes on from it
     save_every: int = 500,
     live: bool = False,  # a plot that grows while the run goes on, in a notebook
 ) -> History:
@@ -631,22 +779,66 @@ def fit(
     are touched, for a loss or gradient that isn't finite; OSError for a folder that can't be written;
     CheckpointError for a checkpoint that can't be used.
     """
-    _check(steps, lr, schedule, warmup, accumulate, clip, betas, eps, evaluate_every, save_every)
+    _check(
+        steps,
+        lr,
+        schedule,
+        warmup,
+        accumulate,
+        clip,
+        betas,
+        eps,
+        evaluate_every,
+        save_every,
+    )
     accelerator = _accelerator(precision)
     parts = decay_groups(model.to(accelerator.device), weight_decay, groups)
     fused = accelerator.device.type in ("cpu", "cuda")
     optimizer = torch.optim.AdamW(parts, lr=float(lr), betas=betas, eps=eps, fused=fused)
-    plan = _plan(accelerator, model, optimizer, schedule, accumulate, steps=steps, lr=lr, warmup=warmup, clip=clip,
-                 weight_decay=weight_decay, betas=betas, eps=eps, seed=seed)
-    history, per_update = resume(accelerator, folder, model, optimizer, plan), plan["batches_per_update"]
+    plan = _plan(
+        accelerator,
+        model,
+        optimizer,
+        schedule,
+        accumulate,
+        steps=steps,
+        lr=lr,
+        warmup=warmup,
+        clip=clip,
+        weight_decay=weight_decay,
+        betas=betas,
+        eps=eps,
+        seed=seed,
+    )
+    history, per_update = (
+        resume(accelerator, folder, model, optimizer, plan),
+        plan["batches_per_update"],
+    )
     numbered = _numbered(batches, seed, skip=len(history) * per_update)
     due = lambda t, every: t == steps or every is not None and t % every == 0
-    with (_wrapped(accelerator, model, compile, checkpoint) as wrapped,
-          _Display(len(history), steps, live, main=accelerator.is_main_process) as display):
-        for t in range(max(1, len(history)), steps + 1):  # the last update's evaluation may still be due
+    with (
+        _wrapped(accelerator, model, compile, checkpoint) as wrapped,
+        _Display(len(history), steps, live, main=accelerator.is_main_process) as display,
+    ):
+        for t in range(
+            max(1, len(history)), steps + 1
+        ):  # the last update's evaluation may still be due
             if t > len(history):
-                rate, group = plan["lr"] * float(schedule(t, steps, warmup)), islice(numbered, per_update)
-                update(accelerator, wrapped, optimizer, group, loss, history, lr=rate, clip=plan["clip"], seed=seed)
+                rate, group = (
+                    plan["lr"] * float(schedule(t, steps, warmup)),
+                    islice(numbered, per_update),
+                )
+                update(
+                    accelerator,
+                    wrapped,
+                    optimizer,
+                    group,
+                    loss,
+                    history,
+                    lr=rate,
+                    clip=plan["clip"],
+                    seed=seed,
+                )
                 if folder and due(t, save_every):
                     _save(accelerator, folder, model, optimizer, history, plan)
             if evaluate and due(t, evaluate_every) and history.evaluated < t:
@@ -670,9 +862,13 @@ class _Display:
 
     def show(self, history: History) -> None:
         speed = f"{history.tokens_per_second:,.0f}"
-        self.bar.set_postfix(loss=f"{history.loss[-1]:.3f}", tokens_per_s=speed, refresh=False)
+        self.bar.set_postfix(
+            loss=f"{history.loss[-1]:.3f}", tokens_per_s=speed, refresh=False
+        )
         self.bar.update(len(history) - self.bar.n)
-        if self.live and (len(history) == self.bar.total or time.perf_counter() - self.drawn >= 2):
+        if self.live and (
+            len(history) == self.bar.total or time.perf_counter() - self.drawn >= 2
+        ):
             self._draw(history)
 
     def _draw(self, history: History) -> None:
@@ -724,7 +920,9 @@ class Shape:
         """Matrix entries that a source position is multiplied with: encoder, the decoder's keys and values."""
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff
         cross = 2 * self.d_model * self.width
-        return self.encoder_layers * block + (self.n_layers * cross if self.encoder_layers else 0)
+        return self.encoder_layers * block + (
+            self.n_layers * cross if self.encoder_layers else 0
+        )
 
     @property
     def matrices(self) -> int:
@@ -744,18 +942,38 @@ def training_flops(shape: Shape, target: int, source: int = 0) -> int:
             f"target={target} must be at least 1, and source={source} positive just where the shape has an "
             f"encoder (it has {shape.encoder_layers} encoder layers)"
         )
-    meetings = shape.n_layers * target * (target + source) + shape.encoder_layers * source**2
-    return 6 * (shape.target_matrices * target + shape.source_matrices * source) + 12 * shape.width * meetings
+    meetings = (
+        shape.n_layers * target * (target + source) + shape.encoder_layers * source**2
+    )
+    return (
+        6 * (shape.target_matrices * target + shape.source_matrices * source)
+        + 12 * shape.width * meetings
+    )
 
 # %% ../nbs/07_training.ipynb #d31041bc
 # Dense peak in FLOP/s with bf16 inputs (fp16 where a card has no bf16), from the makers' data sheets; halved
 # where these count 2:4 sparsity. A name without PCIe or NVL is the card with the faster socket, SXM.
 PEAK_RATES = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "A10G": 70e12,  # A10G: as AWS prints it
-    "RTX 4090": 165e12, "RTX 3090": 71e12,  # whitepapers of Ada and GA102, float32 accumulation
-    "V100 PCIe": 112e12, "V100": 125e12, "T4": 65e12, "P100 PCIe": 18.7e12, "P100": 21.2e12,  # fp16
-    "TPU v2": 46e12, "TPU v3": 123e12, "TPU v4": 275e12,  # a chip; Jouppi et al. 2020 and 2023
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "A10G": 70e12,  # A10G: as AWS prints it
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,  # whitepapers of Ada and GA102, float32 accumulation
+    "V100 PCIe": 112e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "P100 PCIe": 18.7e12,
+    "P100": 21.2e12,  # fp16
+    "TPU v2": 46e12,
+    "TPU v3": 123e12,
+    "TPU v4": 275e12,  # a chip; Jouppi et al. 2020 and 2023
 }
 
 
@@ -766,7 +984,11 @@ def peak_rate(device: str) -> float:
     part.
     """
     words = set(device.lower().replace("-", " ").split())
-    found = [name for name in PEAK_RATES if set(name.lower().split()) <= words and "mig" not in words]
+    found = [
+        name
+        for name in PEAK_RATES
+        if set(name.lower().split()) <= words and "mig" not in words
+    ]
     if not found:
         raise ValueError(
             f"no peak rate known for {device!r}; known: {', '.join(PEAK_RATES)}. Pass the data sheet's number"

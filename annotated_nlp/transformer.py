@@ -66,7 +66,9 @@ class Positions(nn.Module):
         if isinstance(start, Tensor):
             if self.max_len is not None and checks.seen(start):
                 checks.length(int(start.max()) + x.shape[1], self.max_len)
-            positions = rearrange(start, "b -> b 1") + torch.arange(x.shape[1], device=x.device)
+            positions = rearrange(start, "b -> b 1") + torch.arange(
+                x.shape[1], device=x.device
+            )
             return x if self.table is None else x + self.table[positions.clamp(min=0)]
         stop = start + x.shape[1]
         if self.max_len is not None:
@@ -194,9 +196,13 @@ class Block(nn.Module):
         super().__init__()
         c = config
         settings = dict(d_head=c.d_head, bias=c.bias, scale=c.scale, dropout=c.dropout)
-        self.attention = Sublayer(c, SelfAttention(c.d_model, c.n_heads, causal=causal, **settings))
+        self.attention = Sublayer(
+            c, SelfAttention(c.d_model, c.n_heads, causal=causal, **settings)
+        )
         self.cross = (
-            Sublayer(c, CrossAttention(c.d_model, c.n_heads, c.d_model, **settings)) if cross else None
+            Sublayer(c, CrossAttention(c.d_model, c.n_heads, c.d_model, **settings))
+            if cross
+            else None
         )
         self.feed_forward = Sublayer(c, FeedForward(c))
 
@@ -224,7 +230,9 @@ class Block(nn.Module):
         """Room for `max_len` positions, and the memory's keys and values, computed once."""
         checks.memory_if(self.cross is not None, memory)
         own = self.attention.layer.new_cache(batch_size, max_len)
-        return BlockCache(own, None if self.cross is None else self.cross.layer.remember(memory))
+        return BlockCache(
+            own, None if self.cross is None else self.cross.layer.remember(memory)
+        )
 
 # %% ../nbs/06_transformer.ipynb #a2f74f3d
 class Stack(nn.Module):
@@ -249,7 +257,9 @@ class Stack(nn.Module):
         checks.integers(n_layers=n_layers)
         self.n_layers = n_layers
         different = 1 if shared else n_layers
-        self.blocks = nn.ModuleList(Block(config, causal=causal, cross=cross) for _ in range(different))
+        self.blocks = nn.ModuleList(
+            Block(config, causal=causal, cross=cross) for _ in range(different)
+        )
         self.norm = make_norm(config) if config.norm_first else nn.Identity()
 
     def forward(
@@ -285,7 +295,9 @@ class Stack(nn.Module):
         self, batch_size: int, max_len: int, memory: Float[Tensor, "b l d"] | None = None
     ) -> tuple[BlockCache, ...]:
         """`Block.new_cache` for each layer."""
-        return tuple(block.new_cache(batch_size, max_len, memory) for block in self._layers())
+        return tuple(
+            block.new_cache(batch_size, max_len, memory) for block in self._layers()
+        )
 
     def _layers(self) -> list[Block]:
         return [*self.blocks] if len(self.blocks) > 1 else [self.blocks[0]] * self.n_layers
@@ -327,7 +339,9 @@ class TransformerConfig(BlockConfig):
     @classmethod
     def base(cls, vocab_size: int = 37_000, **changes) -> "TransformerConfig":
         """The paper's base model (table 3)."""
-        sizes = dict(src_vocab_size=vocab_size, tgt_vocab_size=vocab_size, shared_vocab=True)
+        sizes = dict(
+            src_vocab_size=vocab_size, tgt_vocab_size=vocab_size, shared_vocab=True
+        )
         return cls(**sizes | changes)
 
     @classmethod
@@ -380,7 +394,9 @@ def initialise_normal(module: nn.Module, std: float = 0.02) -> None:
             part.reset_parameters()
         else:
             for tensor in part.parameters(recurse=False):
-                nn.init.normal_(tensor, std=std) if tensor.ndim > 1 else nn.init.zeros_(tensor)
+                nn.init.normal_(tensor, std=std) if tensor.ndim > 1 else nn.init.zeros_(
+                    tensor
+                )
 
 # %% ../nbs/06_transformer.ipynb #1491684d
 @dataclass(frozen=True)
@@ -400,7 +416,10 @@ class DecoderState:
     def reorder(self, index: Int[Tensor, "r"]) -> "DecoderState":
         """The state whose row i is this one's row index[i]."""
         caches = tuple(cache.reorder(index, self.length) for cache in self.caches)
-        rows = (x if x is None else x.index_select(0, index) for x in (self.padding, self.memory_mask))
+        rows = (
+            x if x is None else x.index_select(0, index)
+            for x in (self.padding, self.memory_mask)
+        )
         return DecoderState(caches, self.length, *rows, self.prepared)
 
 # %% ../nbs/06_transformer.ipynb #3c22d979
@@ -472,13 +491,30 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
         """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
-        start, stop, first, mask = state.length, state.length + ids.shape[1], state.length, None
+        start, stop, first, mask = (
+            state.length,
+            state.length + ids.shape[1],
+            state.length,
+            None,
+        )
         if state.padding is not None:
             first = start - state.padding
-            mask = torch.arange(stop, device=ids.device) >= rearrange(state.padding, "b -> b 1")
-        relative = None if self.relative is None else self.relative(ids.shape[1], start, state.prepared)
+            mask = torch.arange(stop, device=ids.device) >= rearrange(
+                state.padding, "b -> b 1"
+            )
+        relative = (
+            None
+            if self.relative is None
+            else self.relative(ids.shape[1], start, state.prepared)
+        )
         x = self.stack(
-            self.embedding(ids, first), mask, relative, None, state.memory_mask, state.caches, start
+            self.embedding(ids, first),
+            mask,
+            relative,
+            None,
+            state.memory_mask,
+            state.caches,
+            start,
         )
         return x, replace(state, length=stop)
 
@@ -563,7 +599,9 @@ class EncoderDecoder(Pretrained, Generates, nn.Module):
         """`Decoder.step`."""
         return self.decoder.step(ids, state)
 
-    def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
+    def begin(
+        self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
+    ):
         """The state and the token from which `generate` writes."""
         first = torch.full_like(src[:, 0], getattr(self.config, self.first))
         return self.start(src, mask, max_new_tokens), first
@@ -592,11 +630,18 @@ class Transformer(EncoderDecoder):
         def embedding(vocab_size: int) -> Embedding:
             scale = math.sqrt(c.d_model)
             return Embedding(
-                vocab_size, c.d_model, positions=c.positions, max_len=c.max_len, scale=scale, dropout=c.dropout
+                vocab_size,
+                c.d_model,
+                positions=c.positions,
+                max_len=c.max_len,
+                scale=scale,
+                dropout=c.dropout,
             )
 
         self.src_embedding = embedding(c.src_vocab_size)
-        tgt_embedding = self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
+        tgt_embedding = (
+            self.src_embedding if c.shared_vocab else embedding(c.tgt_vocab_size)
+        )
         self.encoder = Stack(c, c.n_layers)
         self.decoder = Decoder(c, c.n_layers, tgt_embedding, cross=True)
         self.initialise(self)
@@ -622,7 +667,9 @@ class Transformer(EncoderDecoder):
         x = self.encoder(self.src_embedding(src), mask, all_layers=all_layers)
         return x if all_layers else (x,)
 
-    def begin(self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int):
+    def begin(
+        self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
+    ):
         """`EncoderDecoder.begin`. Raises ValueError for more tokens than there are positions."""
         checks.length(max_new_tokens, self.config.max_len)
         return super().begin(src, mask, max_new_tokens)

@@ -25,7 +25,9 @@ from . import checks
 # %% ../nbs/viewers.ipynb #e0e54aea
 def _asset(name: str) -> str:
     """A style or script of the viewers, without its comments: every stored viewer carries a copy."""
-    text = (files("annotated_nlp") / "assets" / "viewers" / name).read_text(encoding="utf-8")
+    text = (files("annotated_nlp") / "assets" / "viewers" / name).read_text(
+        encoding="utf-8"
+    )
     return re.sub(r"^ *//.*\n|/\*.*?\*/", "", text, flags=re.M)
 
 # %% ../nbs/viewers.ipynb #09d431d3
@@ -44,7 +46,9 @@ class Viewer:
         return self.text
 
     def _repr_html_(self) -> str:
-        data = html.escape(json.dumps(list(self.views.items()), separators=(",", ":"), ensure_ascii=False))
+        data = html.escape(
+            json.dumps(list(self.views.items()), separators=(",", ":"), ensure_ascii=False)
+        )
         script = f"const kind = {self.kind!r}, style = {json.dumps(_asset('style.css'))};\n"
         script += _asset(f"{self.kind}.js") + _asset("shell.js")
         return re.sub(
@@ -66,7 +70,9 @@ def choose(viewers: Mapping[str, Viewer]) -> Viewer:
         raise ValueError(
             f"viewers must hold one kind of viewer, got {sorted(kinds) or 'none'}; choose among each kind separately"
         )
-    views = {name: view for name, viewer in viewers.items() for view in viewer.views.values()}
+    views = {
+        name: view for name, viewer in viewers.items() for view in viewer.views.values()
+    }
     text = "\n\n".join(f"{name}\n{viewer.text}" for name, viewer in viewers.items())
     return Viewer(kinds.pop(), views, text)
 
@@ -78,14 +84,29 @@ def _packed(weights: Tensor) -> str:
 
 
 def _check(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None:
-    if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
-        got = f"{weights.dtype} of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights)
+    if (
+        not isinstance(weights, Tensor)
+        or weights.ndim != 4
+        or not weights.is_floating_point()
+    ):
+        got = (
+            f"{weights.dtype} of shape {tuple(weights.shape)}"
+            if isinstance(weights, Tensor)
+            else type(weights)
+        )
         raise ValueError(
             f"weights must be a floating-point tensor with the axes layers, heads, queries and keys, got {got}; "
             "of a batch take one sentence, as in torch.stack([*maps.values()])[:, 0]"
         )
-    for name, tokens, size in ("queries", queries, weights.shape[2]), ("keys", keys, weights.shape[3]):
-        if isinstance(tokens, str) or len(tokens) != size or not all(isinstance(t, str) for t in tokens):
+    for name, tokens, size in (
+        ("queries", queries, weights.shape[2]),
+        ("keys", keys, weights.shape[3]),
+    ):
+        if (
+            isinstance(tokens, str)
+            or len(tokens) != size
+            or not all(isinstance(t, str) for t in tokens)
+        ):
             raise ValueError(
                 f"{name} must be a list of {size} strings, one for each of the {name} of weights with shape "
                 f"{tuple(weights.shape)}, got {tokens!r}; where keys is left out, the queries stand for them"
@@ -94,7 +115,9 @@ def _check(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None
         raise ValueError(f"weights must not be empty, got shape {tuple(weights.shape)}")
     low, high = weights.min().item(), weights.max().item()
     if not (low >= 0 and high <= 1.001):  # also false for NaN
-        raise ValueError(f"weights must lie between 0 and 1, got {low:.3g} to {high:.3g}; take them after the softmax")
+        raise ValueError(
+            f"weights must lie between 0 and 1, got {low:.3g} to {high:.3g}; take them after the softmax"
+        )
     if weights.numel() > 1_000_000:
         raise ValueError(
             f"weights has {weights.numel():,} numbers, of which each would take a byte in the notebook; choose some "
@@ -102,19 +125,27 @@ def _check(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> None
         )
 
 
-def _view(weights: Tensor, queries: Sequence[str], keys: Sequence[str] | None, told: int, **more) -> Viewer:
+def _view(
+    weights: Tensor, queries: Sequence[str], keys: Sequence[str] | None, told: int, **more
+) -> Viewer:
     "A view of `weights`; its text tells of the first `told` queries."
     layers, heads = weights.shape[:2]
     text = f"Layer 1 of {layers}, head 1 of {heads}: what each looks at most (all in the viewer, with JavaScript)"
     best = weights[0, 0, :told].max(-1)
     for query, share, place in zip(queries, best.values.tolist(), best.indices.tolist()):
         text += f"\n{query} → {(keys or queries)[place]} {share:.0%}"
-    view = dict(layers=layers, heads=heads, queries=list(queries), keys=keys and list(keys), **more)
-    return Viewer("attention", {"": view | dict(weights=_packed(weights.clamp(max=1)))}, text)
+    view = dict(
+        layers=layers, heads=heads, queries=list(queries), keys=keys and list(keys), **more
+    )
+    return Viewer(
+        "attention", {"": view | dict(weights=_packed(weights.clamp(max=1)))}, text
+    )
 
 
 def attention_viewer(
-    weights: Float[Tensor, "layers heads n m"], queries: Sequence[str], keys: Sequence[str] | None = None
+    weights: Float[Tensor, "layers heads n m"],
+    queries: Sequence[str],
+    keys: Sequence[str] | None = None,
 ) -> Viewer:
     """Choose a layer, a head and a token, and see where it looks.
 
@@ -141,11 +172,22 @@ def patch_viewer(
     ImportError without matplotlib, which writes the picture.
     """
     if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise ValueError(f"image must have the axes channels (1 or 3), y and x, got shape {tuple(image.shape)}")
+        raise ValueError(
+            f"image must have the axes channels (1 or 3), y and x, got shape {tuple(image.shape)}"
+        )
     if patch_size < 1 or image.shape[1] % patch_size or image.shape[2] % patch_size:
-        raise ValueError(f"patch_size={patch_size} must divide the image's {image.shape[1]} by {image.shape[2]} pixels")
+        raise ValueError(
+            f"patch_size={patch_size} must divide the image's {image.shape[1]} by {image.shape[2]} pixels"
+        )
     rows, columns = image.shape[1] // patch_size, image.shape[2] // patch_size
-    names = [*extra, *(f"row {y}, column {x}" for y in range(1, rows + 1) for x in range(1, columns + 1))]
+    names = [
+        *extra,
+        *(
+            f"row {y}, column {x}"
+            for y in range(1, rows + 1)
+            for x in range(1, columns + 1)
+        ),
+    ]
     _check(weights, names, names)
     with checks.extra("book"):
         from matplotlib.image import imsave
@@ -173,7 +215,9 @@ class Candidate(NamedTuple):
 
 def _check_steps(steps: Sequence[Sequence[Candidate]]) -> None:
     if not steps or not all(steps):
-        raise ValueError("steps must hold the candidates of at least one step, and at least one for each")
+        raise ValueError(
+            "steps must hold the candidates of at least one step, and at least one for each"
+        )
     alive = {()}
     for n, candidates in enumerate(steps, 1):
         for candidate in candidates:
@@ -184,7 +228,9 @@ def _check_steps(steps: Sequence[Sequence[Candidate]]) -> None:
                     f"that was kept in the step before, here {sorted(alive)}"
                 )
             if fate not in FATES or not math.isfinite(score):
-                raise ValueError(f"fate must be one of {FATES} and score a finite number, got {candidate!r}")
+                raise ValueError(
+                    f"fate must be one of {FATES} and score a finite number, got {candidate!r}"
+                )
         alive = {tuple(tokens) for tokens, _, fate in candidates if fate == "kept"}
 
 
@@ -201,13 +247,18 @@ def search_viewer(steps: Sequence[Sequence[Candidate]]) -> Viewer:
         best = sorted(candidates, key=lambda candidate: -candidate.score)
         for tokens, _, _ in best:
             children.setdefault(tuple(tokens[:-1]), []).append(tuple(tokens))
-        lines.append(f"Step {n}: " + "; ".join(f"{' '.join(t)} {score:.2f} {fate}" for t, score, fate in best))
+        lines.append(
+            f"Step {n}: "
+            + "; ".join(f"{' '.join(t)} {score:.2f} {fate}" for t, score, fate in best)
+        )
     rows, places = {}, {(): 0}
 
     def place(tokens: tuple[str, ...]) -> int | float:
         "Leaves below each other in the order of the tree, every other node at the middle of its own."
         below = [place(child) for child in children.get(tokens, [])]
-        rows[tokens] = sum(below) / len(below) if below else sum(not children.get(t) for t in rows)
+        rows[tokens] = (
+            sum(below) / len(below) if below else sum(not children.get(t) for t in rows)
+        )
         return rows[tokens]
 
     place(())
@@ -215,6 +266,20 @@ def search_viewer(steps: Sequence[Sequence[Candidate]]) -> Viewer:
         for tokens, score, fate in candidates:
             places[tuple(tokens)] = len(places)
             parent = places[tuple(tokens[:-1])]
-            nodes.append([" ".join(tokens[-1:]), parent, len(tokens), rows[tuple(tokens)], round(score, 4), fate])
-    view = dict(root=rows[()], leaves=sum(not children.get(t) for t in rows), nodes=nodes, steps=len(steps))
+            nodes.append(
+                [
+                    " ".join(tokens[-1:]),
+                    parent,
+                    len(tokens),
+                    rows[tuple(tokens)],
+                    round(score, 4),
+                    fate,
+                ]
+            )
+    view = dict(
+        root=rows[()],
+        leaves=sum(not children.get(t) for t in rows),
+        nodes=nodes,
+        steps=len(steps),
+    )
     return Viewer("search", {"": view}, "\n".join(lines))

@@ -63,7 +63,12 @@ class ViTConfig(BlockConfig):
         super().__post_init__()
         checks.sizes(self, "image_size patch_size n_channels n_classes n_layers")
         sizes = dict(image_size=self.image_size, patch_size=self.patch_size)
-        checks.divides("patch_size", "image_size", "an image is cut into whole patches, so change one", **sizes)
+        checks.divides(
+            "patch_size",
+            "image_size",
+            "an image is cut into whole patches, so change one",
+            **sizes,
+        )
 
     @property
     def n_patches(self) -> int:

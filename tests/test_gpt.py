@@ -14,30 +14,22 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, OpenAIGPTConfig, OpenAIGPTForSequenceClassification, OpenAIGPTLMHeadModel
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, OpenAIGPTForSequenceClassification
 
 import messages
 import test_invariants
 from parity import DEVICES, GPU, close, lengths
+from twins import ROWS, parameters, same_gradients
 from annotated_nlp.attention import KVCache
 from annotated_nlp.decoding import beam_search, greedy
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification, prefix_mask
 
 unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs too
-SMALL = dict(vocab_size=29, max_len=24, d_model=32, n_heads=4, n_layers=2, dropout=0.0)
-KINDS = {"gpt2": (GPT2Config, GPT2LMHeadModel, GPT2ForSequenceClassification), "gpt1": (OpenAIGPTConfig, OpenAIGPTLMHeadModel, OpenAIGPTForSequenceClassification)}
-ODD = {  # their configurations, each strange in its own way
-    "gpt2": ("gpt2", dict(n_embd=32, n_head=4, n_layer=2)),
-    "gpt2 of one wide layer": ("gpt2", dict(n_embd=35, n_head=5, n_layer=1, n_inner=50, activation_function="relu", layer_norm_epsilon=1e-3)),
-    "gpt2 of narrow layers": ("gpt2", dict(n_embd=24, n_head=3, n_layer=5, n_inner=7, activation_function="gelu", layer_norm_epsilon=1e-6, n_positions=13)),
-    "gpt2 with one head": ("gpt2", dict(n_embd=18, n_head=1, n_layer=2, activation_function="gelu_pytorch_tanh", vocab_size=3)),
-    "gpt2 with heads of one": ("gpt2", dict(n_embd=6, n_head=6, n_layer=2, n_positions=2)),
-    "gpt1": ("gpt1", dict(n_embd=32, n_head=4, n_layer=2)),
-    "gpt1 with relu": ("gpt1", dict(n_embd=30, n_head=5, n_layer=1, afn="relu", layer_norm_epsilon=1e-3)),
-    "gpt1 of many layers": ("gpt1", dict(n_embd=21, n_head=3, n_layer=5, n_positions=13, vocab_size=101)),
-}
-ALL, LARGE = pytest.mark.parametrize("name", ODD), pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
-BOTH = pytest.mark.parametrize("kind", KINDS)
+SMALL = ROWS["gpt2"].small
+CLASSIFIERS = {kind: replace(ROWS[kind], ours=GPTForSequenceClassification, theirs=theirs) for kind, theirs in (("gpt2", GPT2ForSequenceClassification), ("gpt1", OpenAIGPTForSequenceClassification))}
+ODD = {odd: kind for kind in CLASSIFIERS for odd in ROWS[kind].odd}
+ALL = pytest.mark.parametrize("name", ODD)
+BOTH = pytest.mark.parametrize("kind", CLASSIFIERS)
 
 
 @pytest.fixture(autouse=True)
@@ -45,39 +37,12 @@ def seed():
     torch.manual_seed(0)
 
 
-def theirs_(kind, model=1, std=0.3, **changes):
-    "A model of `transformers`, from its own initialiser; no bias stays at zero and no norm at one."
-    rates = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    settings = dict(vocab_size=29, n_positions=24, initializer_range=std, pad_token_id=0, bos_token_id=None, eos_token_id=None)
-    theirs = KINDS[kind][model](KINDS[kind][0](**settings | rates | changes)).eval()
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if p.ndim == 1:
-                p.add_(0.1 * torch.randn_like(p))
-            elif name.split(".")[-2] in ("wpe", "positions_embed"):
-                p.mul_(3 if kind == "gpt2" else 2)  # or a token repeats itself for ever
-    return theirs
-
-
-def twin(theirs, folder, **changes):
-    "Ours with the same weights, by way of a folder."
-    theirs.save_pretrained(folder)
-    ours = GPTForSequenceClassification if "Classification" in type(theirs).__name__ else GPT
-    return ours.from_pretrained(folder, **changes)
-
-
 def both(kind, folder, **changes):
-    theirs = theirs_(kind, **dict(n_embd=32, n_head=4, n_layer=2) | changes)
-    return twin(theirs, folder), theirs
+    return ROWS[kind].both(folder, **changes)
 
 
 def small(kind="gpt2", loud=0.3, **changes):
-    "Ours alone, with weights large enough that tokens differ from each other."
-    model = GPT(GPTConfig(**SMALL | dict(norm_first=kind == "gpt2") | changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
-    return model
+    return ROWS[kind].alone(loud, **changes)
 
 
 def continued(model, ids, *args, **options):
@@ -85,90 +50,13 @@ def continued(model, ids, *args, **options):
     return torch.cat([ids, model.generate(ids, *args, **options)], 1)
 
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
-PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-
-
-def same_gradients(ours, theirs, losses, tolerance):
-    "Of every parameter, by the names of the layout's table; none of theirs is left over."
-    layout = next(x for x in type(ours).layouts if x.architecture == type(theirs).__name__)
-    gradients = [dict(zip(dict(model.named_parameters()), torch.autograd.grad(100 * loss, list(model.parameters())))) for model, loss in zip((ours, theirs), losses)]
-    left = set(gradients[1])
-    for name, gradient in gradients[0].items():
-        place = layout.place(name)
-        wanted = torch.cat([gradients[1][part].T if place.turned and gradient.ndim > 1 else gradients[1][part] for part in place.names])
-        left -= set(place.names)
-        assert wanted.abs().max() > 0, f"{name} has no part in the loss"
-        close(gradient, wanted, tolerance, name)
-    assert not left
-
-
 # Values, losses, gradients
 
 
-@PRECISIONS
-@LARGE
-@ALL
-def test_logits_losses_and_gradients(name, std, dtype, tmp_path):
-    "At every place that the model has."
-    kind, changes = ODD[name]
-    theirs = theirs_(kind, std=std, **changes).to(dtype)
-    ours = twin(theirs.float(), tmp_path).to(dtype)
-    theirs = theirs.to(dtype)
-    c = theirs.config
-    ids = torch.randint(c.vocab_size, (3, c.n_positions))
-    found, wanted = ours(ids), theirs(ids, labels=ids)
-    close(found, wanted.logits, TOLERANCE[dtype])
-    losses = [F.cross_entropy(x[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) for x in (found, wanted.logits)]
-    assert_close(losses[0].float(), wanted.loss, atol=0, rtol=1e-5)  # theirs is float32 always
-    close(*losses, TOLERANCE[dtype])
-    same_gradients(ours, theirs, losses, 3 * TOLERANCE[dtype])
-
-
-@ALL
-def test_there_and_back(name, tmp_path):
-    "What is saved here has the same bits in `transformers`, and what they save of it has them here."
-    kind, changes = ODD[name]
-    theirs = theirs_(kind, **changes)
-    ours, ids = twin(theirs, tmp_path / "a"), torch.randint(theirs.config.vocab_size, (3, 2))
-    ours.save_pretrained(tmp_path / "b")
-    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
-    assert not any(info.values())
-    close(again.eval()(ids).logits, theirs(ids).logits, 1e-6)
-    for first, second in zip(again.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(first, second)
-    for option in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "resid_pdrop", "embd_pdrop", "attn_pdrop", "model_type", "architectures", "tie_word_embeddings"):
-        assert getattr(again.config, option) == getattr(theirs.config, option), option
-    back = twin(again, tmp_path / "c")
-    assert back.config == ours.config
-    for first, second in zip(back.parameters(), ours.parameters(), strict=True):
-        assert torch.equal(first, second)
-
-
 @BOTH
-def test_made_here_trained_nowhere(kind, tmp_path):
-    "A model that was never theirs: in shards, with a rate of dropout, and in training mode here."
-    model = small(kind, dropout=0.1, d_ff=None).train()
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    theirs, ids = KINDS[kind][1].from_pretrained(tmp_path).eval(), torch.randint(29, (2, 24))
-    assert theirs.config.attn_pdrop == theirs.config.resid_pdrop == theirs.config.embd_pdrop == 0.1
-    close(model.eval()(ids), theirs(ids).logits)
-    assert GPT.from_pretrained(tmp_path).config == model.config
-
-
-@BOTH
-def test_bfloat16(kind, tmp_path):
-    "To its rounding, of one in 256 a few times over, around their logits in float64."
-    ours, theirs = both(kind, tmp_path)
-    for model in (ours, theirs):
-        model.bfloat16()
-    ids = torch.randint(29, (4, 24))
-    found, wanted = ours(ids), theirs.double()(ids).logits
-    assert found.dtype == torch.bfloat16
-    close(found.double(), wanted, 8 / 256)
-    assert (found.double() - wanted).abs().max() > 0
-    assert continued(ours, ids[:, :9], 5).shape == (4, 14)
+def test_bfloat16_writes(kind, tmp_path):
+    ours, _ = both(kind, tmp_path)
+    assert continued(ours.bfloat16(), torch.randint(29, (4, 9)), 5).shape == (4, 14)
 
 
 @BOTH
@@ -188,8 +76,7 @@ def test_states_and_logits(kind, tmp_path):
 @pytest.mark.parametrize("n_classes", [1, 2, 5])
 def test_classification(kind, n_classes, tmp_path):
     "With padding at the end, whatever it holds; loss and gradients; both ways."
-    theirs = theirs_(kind, model=2, n_embd=32, n_head=4, n_layer=2, num_labels=n_classes)
-    ours = twin(theirs, tmp_path / "a")
+    ours, theirs = CLASSIFIERS[kind].both(tmp_path / "a", num_labels=n_classes)
     assert ours.config.n_classes == n_classes
     mask = lengths(9, 4, 1, 8)
     ids = torch.randint(1, 29, mask.shape).where(mask, 0)  # 0 is their padding
@@ -198,7 +85,7 @@ def test_classification(kind, n_classes, tmp_path):
     close(found, wanted.logits)
     loss = F.cross_entropy(found, labels) if n_classes > 1 else F.mse_loss(found, labels)
     close(loss, wanted.loss)
-    same_gradients(ours, theirs, (loss, wanted.loss), 3e-5)
+    same_gradients(ours, theirs, (loss, wanted.loss), 3e-5, tmp_path / "gradients", floor=0.0)
     assert torch.equal(ours(ids.where(mask, 7), mask), found)
     for row, n in enumerate((9, 4, 1, 8)):
         close(ours(ids[row : row + 1, :n]), found[row : row + 1].detach())
@@ -223,25 +110,6 @@ def test_a_language_model_becomes_a_classifier(kind, tmp_path):
 
 
 # Sizes
-
-
-def parameters(build):
-    with torch.device("meta"):
-        model = build()
-    assert all(p.is_meta for p in model.parameters())
-    return sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize("config,theirs,printed,exact", [
-    (GPTConfig.gpt1(), lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig()), 117e6, 116_534_784),
-    (GPTConfig.gpt2(), lambda: GPT2LMHeadModel(GPT2Config()), 124e6, 124_439_808),
-    (GPTConfig.gpt2("medium"), lambda: GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16)), 355e6, 354_823_168),
-    (GPTConfig.gpt2("large"), lambda: GPT2LMHeadModel(GPT2Config(n_embd=1280, n_layer=36, n_head=20)), 774e6, 774_030_080),
-    (GPTConfig.gpt2("xl"), lambda: GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25)), 1558e6, 1_557_611_200),
-], ids=["gpt1", "gpt2", "medium", "large", "xl"])
-def test_sizes(config, theirs, printed, exact):
-    assert parameters(lambda: GPT(config)) == parameters(theirs) == exact
-    assert abs(exact / printed - 1) < 0.01
 
 
 # Brown et al. 2020, table 2.1: parameters, layers, width, heads, width of a head
@@ -302,15 +170,6 @@ def test_initialisation(kind):
     assert seen == {"tokens": 1, "table": 1, "query_key_value": 8, "out": 8, "up": 8, "down": 8}
 
 
-def test_initialisation_as_theirs():
-    "The spread of every matrix is that of `transformers`' own start."
-    theirs, ours = GPT2LMHeadModel(GPT2Config(n_embd=96, n_head=4, n_layer=6, vocab_size=2000)), GPT(GPTConfig(d_model=96, n_heads=4, n_layers=6, vocab_size=2000))
-    layout, wanted = GPT.layouts[0], dict(theirs.named_parameters())
-    for name, p in ours.named_parameters():
-        other = wanted[layout.place(name).names[0]]
-        assert abs(p.std() - other.std()) <= 0.05 * other.std() and abs(p.mean() - other.mean()) < 0.003, name
-
-
 # Generation
 
 
@@ -329,9 +188,8 @@ def again(model, ids, new, prefix=None):
 @ALL
 def test_greedy_as_theirs(name, tmp_path):
     "Token for token, up to the last place; a token more is written than is read."
-    kind, changes = ODD[name]
-    theirs = theirs_(kind, **changes)
-    ours, room = twin(theirs, tmp_path), theirs.config.n_positions
+    ours, theirs = both(ODD[name], tmp_path, odd=name)
+    room = theirs.config.n_positions
     written = set()
     for n in sorted({1, 2, room // 2}):
         ids = torch.randint(1, theirs.config.vocab_size, (4, n))
@@ -700,8 +558,8 @@ def test_a_prefix_sees_itself_and_nothing_beyond(kind):
 @BOTH
 def test_a_prefix_as_their_layers_compute_it(kind, tmp_path):
     "Their model with its triangle replaced by our mask."
-    theirs = theirs_(kind, n_embd=32, n_head=4, n_layer=2)
-    ours, ids, prefix = twin(theirs, tmp_path, prefix_lm=True), torch.randint(29, (3, 9)), torch.tensor([4, 9, 0])
+    theirs = ROWS[kind].model_of_theirs()
+    ours, ids, prefix = ROWS[kind].twin(theirs, tmp_path, prefix_lm=True), torch.randint(29, (3, 9)), torch.tensor([4, 9, 0])
     allowed = brute_force(prefix.tolist(), 9)[:, None]
     added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     if kind == "gpt2":
@@ -730,7 +588,7 @@ def test_generation_after_a_prefix(kind):
 says = partial(messages.says, or_else="shorten|ask|keep|call|none of the")
 
 
-@pytest.mark.parametrize("changes,words", [
+test_bad_settings = messages.refused([
     *((dict([(name, value)]), [f"{name}={value}"]) for name in ("vocab_size", "max_len", "d_model", "n_heads", "d_ff", "n_layers", "n_classes") for value in (0, -1)),
     (dict(d_model=30), ["d_model=30", "n_heads=4"]),
     (dict(dropout=1.0), ["dropout=1.0"]),
@@ -742,10 +600,7 @@ says = partial(messages.says, or_else="shorten|ask|keep|call|none of the")
     (dict(scale="a"), ["scale='a'"]),
     (dict(scale=math.nan), ["scale=nan"]),
     (dict(prefix_lm=1), ["prefix_lm=1"]),
-], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
-def test_bad_settings(changes, words, unchecked):
-    with pytest.raises(ValueError, match=says(*words)):
-        GPT(GPTConfig(**SMALL | changes))
+], lambda changes: GPT(GPTConfig(**SMALL | changes)), or_else="shorten|ask|keep|call|none of the", errors=ValueError)
 
 
 def test_unknown_sizes(unchecked):
@@ -781,7 +636,7 @@ def classified(ids=None, mask=None):
 FLAG = torch.ones(2, 5, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("call,words", [
+test_bad_calls = messages.refused([
     # lengths
     (lambda: read(ids_(2, 25)), ["25", "max_len=24"]),
     (lambda: small().states(ids_(2, 25)), ["25", "max_len=24"]),
@@ -857,10 +712,7 @@ FLAG = torch.ones(2, 5, dtype=torch.bool)
     (lambda: read(prefix=torch.tensor(3), prefix_lm=True), ["prefix", "()", "2"]),
     (lambda: read(prefix=torch.tensor([1.0, 2.0]), prefix_lm=True), ["prefix", "float32"]),
     (lambda: read(prefix=torch.tensor([True, False]), prefix_lm=True), ["prefix", "bool"]),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_bad_calls(call, words, unchecked):
-    with pytest.raises((ValueError, TypeError), match=says(*words)):
-        call()
+], or_else="shorten|ask|keep|call|none of the")
 
 
 def test_padding_of_the_wrong_kind(unchecked):
@@ -888,44 +740,11 @@ def test_padded_rows_have_no_more_positions_either(unchecked):
         model.step(ids_(2), state)
 
 
-@pytest.mark.parametrize("changes,word", [
-    (dict(d_head=16), "d_head=16"), (dict(norm="rms"), "norm='rms'"), (dict(gated=True), "gated=True"), (dict(bias=False), "bias=False"), (dict(scale=1.0), "scale=1.0"),
-    (dict(prefix_lm=True), "prefix_lm=True"), (dict(norm_first=False, d_ff=50), "d_ff=50"), (dict(norm_first=False, activation="gelu"), "activation='gelu'"),
-], ids=str)
-def test_what_their_files_cannot_say(changes, word, tmp_path, unchecked):
-    "It is named, and nothing is written."
-    model = small(**changes)
-    with pytest.raises(ValueError, match=says(word)):
-        model.save_pretrained(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("kind,option,value", [
-    ("gpt2", "activation_function", "silu"), ("gpt1", "afn", "silu"), ("gpt2", "scale_attn_weights", False), ("gpt2", "scale_attn_by_inverse_layer_idx", True),
-    ("gpt2", "tie_word_embeddings", False), ("gpt2", "add_cross_attention", True),
-])
-def test_what_our_block_cannot_do(kind, option, value, tmp_path, unchecked):
-    "Their file asks for what ours can't compute: option and value are named."
-    theirs = theirs_(kind, n_embd=32, n_head=4, n_layer=2, **{option: value})
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{option}={value!r}"):
-        GPT.from_pretrained(tmp_path)
-
-
-def test_dropouts_that_differ(tmp_path, unchecked):
-    "We have one rate where they have three: the user decides."
-    theirs = theirs_("gpt2", n_embd=32, n_head=4, n_layer=1, attn_pdrop=0.2, resid_pdrop=0.1)
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"attn_pdrop=0\.2.*dropout=\.\.\."):
-        GPT.from_pretrained(tmp_path)
-    assert GPT.from_pretrained(tmp_path, dropout=0.0).config.dropout == 0.0
-
-
 def test_upcast_attention_is_only_a_matter_of_precision(tmp_path):
     "`reorder_and_upcast_attn` changes how `transformers` rounds, not what it computes."
-    theirs = theirs_("gpt2", n_embd=32, n_head=4, n_layer=2, reorder_and_upcast_attn=True)
+    ours, theirs = both("gpt2", tmp_path, reorder_and_upcast_attn=True)
     ids = torch.randint(29, (2, 9))
-    close(twin(theirs, tmp_path)(ids), theirs(ids).logits)
+    close(ours(ids), theirs(ids).logits)
 
 
 def test_dropout_where_the_papers_have_it():
@@ -938,28 +757,15 @@ def test_dropout_where_the_papers_have_it():
     assert torch.equal(model(ids), model(ids)) and not torch.equal(model.train()(ids), model(ids))
 
 
-def test_settings_are_fixed_once_made():
-    config = GPTConfig(**SMALL)
-    with pytest.raises(AttributeError):
-        config.d_model = 64
-    assert replace(config, d_ff=64).d_ff == 64
-    with pytest.raises(ValueError, match="max_len=0"):
-        replace(config, max_len=0)
-
-
 @pytest.mark.gpu
 @GPU
 @BOTH
-def test_on_a_gpu(kind, tmp_path):
-    "The CPU's logits to float32's rounding, the CPU's tokens, bfloat16 to its own."
-    ours, theirs = both(kind, tmp_path)
-    ids = torch.randint(29, (4, 24))
-    wanted, text = ours(ids), continued(ours, ids[:, :5], 19)
-    ours, there = ours.cuda(), ids.cuda()
-    close(ours(there).cpu(), wanted, 1e-4)
-    close(ours(there), theirs.cuda()(there).logits, 1e-4)
-    assert torch.equal(continued(ours, there[:, :5], 19).cpu(), text)
-    close(ours.bfloat16()(there).float().cpu(), wanted, 8 / 256)
+def test_text_on_a_gpu(kind, tmp_path):
+    "The CPU's tokens."
+    ours, _ = both(kind, tmp_path)
+    ids = torch.randint(29, (4, 5))
+    text = continued(ours, ids, 19)
+    assert torch.equal(continued(ours.cuda(), ids.cuda(), 19).cpu(), text)
 
 
 @pytest.mark.gpu

@@ -5,8 +5,9 @@ import ast
 import nbformat
 import pytest
 from messages import says
+from nbdev.test import test_nb as run_notebook
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from tools import solutions
+from tools import away, solutions
 
 CHAPTERS = {path.stem: nbformat.read(path, as_version=4) for path in sorted(solutions.NBS.glob("[0-9]*.ipynb"))}
 every_chapter = pytest.mark.parametrize("name", CHAPTERS)
@@ -84,6 +85,17 @@ def test_failures_are_counted_and_the_rest_is_run(tmp_path, monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "ZeroDivisionError" in printed and "([1], 5)" in printed and "23_page, exercise 3: " in printed
     assert (tmp_path / "23_page.ipynb").read_bytes() == before
+
+
+@pytest.mark.parametrize("code, passes", [("n = 3  # smaller: 1\nassert (x, n) == (1, 1)", True), ("n = 3  # smaller: 1\nassert n == 3", False)])
+def test_a_solution_that_fails_fails_the_page(code, passes, tmp_path):
+    "As `tools.away` runs it."
+    (tmp_path / "away").mkdir()
+    nbformat.write(page(exercise(1, code)), tmp_path / "page.ipynb")
+    before = (tmp_path / "page.ipynb").read_bytes()
+    away.with_solutions(tmp_path / "page.ipynb", tmp_path / "away")
+    assert run_notebook(tmp_path / "away" / "page.ipynb", showerr=False)[0] == passes
+    assert (tmp_path / "page.ipynb").read_bytes() == before
 
 
 @every_chapter

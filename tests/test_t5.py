@@ -12,11 +12,13 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import messages
 import test_invariants
-from parity import DEVICES, GPU, close, lengths
+from parity import DEVICES, GPU, close
+from twins import ROWS, exact_norm
+from twins import translation as batch
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.decoding import beam_search
 from annotated_nlp.t5 import (
@@ -28,19 +30,8 @@ from annotated_nlp.t5 import (
 )
 
 unchecked = test_invariants.unchecked  # as a user has the package
-SMALL = dict(vocab_size=29, d_model=32, n_heads=4, d_head=8, d_ff=48, n_layers=2, dropout=0.0)
-NEW = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-OURS = {"1.0": {}, "1.1": dict(activation="gelu_tanh", gated=True, tied=False)}
-ODD = {  # their configurations, each strange in its own way
-    "plain": dict(d_model=32, d_kv=8, num_heads=4, num_layers=2, d_ff=48),
-    "wide heads, one layer": dict(d_model=20, d_kv=9, num_heads=3, num_layers=1, d_ff=90, layer_norm_epsilon=1e-3, relative_attention_num_buckets=7, relative_attention_max_distance=9),
-    "narrow heads, a short decoder": dict(d_model=18, d_kv=2, num_heads=5, num_layers=4, num_decoder_layers=1, d_ff=7, relative_attention_num_buckets=4, relative_attention_max_distance=50, pad_token_id=3, eos_token_id=5, decoder_start_token_id=3),
-    "heads of one, a long decoder": dict(d_model=6, d_kv=1, num_heads=6, num_layers=1, num_decoder_layers=3, d_ff=24, vocab_size=101, relative_attention_num_buckets=64, relative_attention_max_distance=40),
-}
-VERSIONS, EVERY = pytest.mark.parametrize("version", OURS), pytest.mark.parametrize("odd", ODD)
-LARGE = pytest.mark.parametrize("std", [None, 0.3], ids=["their start", "large weights"])
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
+SMALL = ROWS["t5-1.0"].small
+VERSIONS, EVERY = pytest.mark.parametrize("version", ["1.0", "1.1"]), pytest.mark.parametrize("odd", ROWS["t5-1.0"].odd)
 
 
 @pytest.fixture(autouse=True)
@@ -48,90 +39,23 @@ def seed():
     torch.manual_seed(0)
 
 
-def theirs_(version, odd="plain", std=0.3, **changes):
-    "A model of `transformers`; no norm stays at one, and a head of its own is one (theirs starts as the embedding)."
-    new = NEW if version == "1.1" else {}
-    own = dict(vocab_size=29, dropout_rate=0.0, decoder_start_token_id=0)
-    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**own | ODD[odd] | new | changes)).eval()
-    if version == "1.1":
-        theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.lm_head.weight))
-    with torch.no_grad():
-        for p in theirs.parameters():
-            if p.ndim == 1:
-                p.add_(0.1 * torch.randn_like(p))
-            elif std is not None:
-                p.copy_(std * torch.randn_like(p))
-    return theirs
+def theirs_(version, odd=None, std=0.3):
+    return ROWS[f"t5-{version}"].model_of_theirs(odd, std)
 
 
-def twin(theirs, folder, **changes):
-    "Ours with the same weights, by way of a folder."
-    theirs.save_pretrained(folder)
-    return T5.from_pretrained(folder, **changes)
+def twin(theirs, folder):
+    return ROWS["t5-1.0"].twin(theirs, folder)
 
 
 def small(version="1.0", loud=0.3, **changes):
-    "Ours alone."
-    model = T5(T5Config(**SMALL | OURS[version] | changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
-    return model
-
-
-def batch(c, m=37, n=23):
-    "A source with its mask, labels with -100 behind the text, and what the decoder reads for them."
-    mask, tokens = lengths(m, m // 2, 1, m - 2), lengths(n, 4, n - 1, 9)
-    labels = torch.randint(c.vocab_size, tokens.shape).masked_fill(~tokens, -100)
-    start = c.decoder_start_token_id if hasattr(c, "decoder_start_token_id") else c.pad_id
-    tgt = F.pad(labels, (1, -1), value=start)
-    return torch.randint(c.vocab_size, mask.shape), mask, tgt.masked_fill(tgt == -100, start), labels, tokens
-
-
-def same_gradients(ours, theirs, loss, their_loss, tolerance):
-    "Of every parameter, by the names of the layout's table; none of theirs is left over."
-    gradients = [dict(zip(dict(model.named_parameters()), torch.autograd.grad(100 * x, list(model.parameters())))) for model, x in ((ours, loss), (theirs, their_loss))]
-    layout, used, worst = ours._writable()[0], set(), 0.0
-    for name, gradient in gradients[0].items():
-        parts = layout.place(name).names
-        used |= set(parts)
-        wanted = torch.cat([gradients[1][part] for part in parts])
-        assert wanted.abs().max() > 0, f"{name} has no part in the loss"
-        scale = max(1.0, wanted.abs().max().item())
-        worst = max(worst, (gradient - wanted).abs().max().item() / scale)
-        assert_close(gradient, wanted, atol=tolerance * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
-    assert set(gradients[1]) == used
-    return worst
+    return ROWS[f"t5-{version}"].alone(loud, **changes)
 
 
 # Values, losses, gradients
 
 
-@PRECISIONS
-@LARGE
-@EVERY
-@VERSIONS
-def test_logits_losses_and_gradients(version, odd, std, dtype, tmp_path, record_property, monkeypatch):
-    "With padding at both ends, texts longer than the last bucket's beginning, and a row of one token."
-    if dtype == torch.float64:  # their norm takes its mean square in float32, whatever it is given
-        monkeypatch.setattr(T5LayerNorm, "forward", lambda self, x: self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt())
-    theirs = theirs_(version, odd, std)
-    ours = twin(theirs, tmp_path).to(dtype)
-    theirs = theirs.to(dtype)
-    src, mask, tgt, labels, tokens = batch(theirs.config)
-    found, answer = ours(src, tgt, mask), theirs(src, attention_mask=mask.long(), labels=labels)
-    close(found[tokens], answer.logits[tokens], TOLERANCE[dtype])
-    loss = F.cross_entropy(found.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    assert_close(loss, answer.loss, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    worst = same_gradients(ours, theirs, loss, answer.loss, 3 * TOLERANCE[dtype])
-    record_property("logits", ((found - answer.logits)[tokens].abs().max() / answer.logits.abs().max()).item())
-    record_property("loss", (loss - answer.loss).abs().item())
-    record_property("gradients", worst)
-
-
 def test_rounding(tmp_path, monkeypatch):
     "Against float64 the gradients of version 1.1 in float32 are as far off as theirs are, not farther; the two share the truth."
-    exact = lambda self, x: self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
     off = []
     for trial in range(4):
         torch.manual_seed(trial)
@@ -142,7 +66,7 @@ def test_rounding(tmp_path, monkeypatch):
         for dtype in (torch.float32, torch.float64):
             with monkeypatch.context() as patch:
                 if dtype == torch.float64:
-                    patch.setattr(T5LayerNorm, "forward", exact)
+                    exact_norm(patch)
                 for who, model in pair.items():
                     model = model.to(dtype)
                     logits = model(src, tgt, mask) if who == "ours" else model(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits
@@ -166,45 +90,9 @@ def test_long_and_short_texts(version, n, tmp_path):
     close(ours(src, tgt, mask), theirs(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits)
 
 
-@EVERY
-@VERSIONS
-def test_there_and_back(version, odd, tmp_path):
-    "What is saved here has the same bits in `transformers`, and what they save of it has them here."
-    theirs = theirs_(version, odd)
-    ours = twin(theirs, tmp_path / "a")
-    ours.save_pretrained(tmp_path / "b")
-    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
-    assert not any(info.values())
-    for first, second in zip(again.state_dict().items(), theirs.state_dict().items(), strict=True):
-        assert first[0] == second[0] and torch.equal(first[1], second[1])
-    for option in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "relative_attention_num_buckets", "relative_attention_max_distance", "dropout_rate",
-                   "layer_norm_epsilon", "feed_forward_proj", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "pad_token_id", "eos_token_id", "decoder_start_token_id", "is_encoder_decoder", "model_type"):
-        assert getattr(again.config, option, None) == getattr(theirs.config, option, None), option
-    assert (again.lm_head.weight is again.shared.weight) == (version == "1.0")
-    src, mask, tgt, _, _ = batch(theirs.config)
-    assert torch.equal(again.eval()(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits, theirs(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits)
-    back = twin(again, tmp_path / "c")
-    assert back.config == ours.config
-    for first, second in zip(back.parameters(), ours.parameters(), strict=True):
-        assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_made_here(gated, tied, tmp_path):
-    "A model that was never theirs, of either version or between them: in shards, from training mode."
-    model = small(dropout=0.1, gated=gated, activation="gelu_tanh" if gated else "relu", tied=tied).train()
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    src, mask, tgt, _, _ = batch(model.config)
-    close(model.eval()(src, tgt, mask), theirs(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits)
-    assert T5.from_pretrained(tmp_path).config == model.config
-
-
 def test_their_start_of_a_new_version(tmp_path):
     "Their 1.1 begins with a head that is the embedding, without scaling, and their file holds one for both."
-    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=29, decoder_start_token_id=0, **ODD["plain"], **NEW)).eval()
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=29, decoder_start_token_id=0, **ROWS["t5-1.1"].odd["plain"])).eval()
     ours = twin(theirs, tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors") and not ours.config.tied
     assert torch.equal(ours.decoder.head.weight, ours.decoder.embedding.tokens.weight) and ours.decoder.head.weight is not ours.decoder.embedding.tokens.weight
@@ -238,20 +126,6 @@ def test_old_files(version, tmp_path):
     rewrite(tmp_path, lambda x: x | {"decoder.embed_tokens.weight": x["decoder.embed_tokens.weight"] + 1})
     with pytest.raises(ValueError, match="encoder.embed_tokens.weight|decoder.embed_tokens.weight"):
         T5.from_pretrained(tmp_path)
-
-
-@VERSIONS
-def test_bfloat16(version, tmp_path, record_property):
-    "To its rounding, of one in 256 a few times over, around their logits in float64."
-    theirs = theirs_(version, std=0.1)
-    ours = twin(theirs, tmp_path).bfloat16()
-    theirs.bfloat16()
-    src, mask, tgt, _, tokens = batch(theirs.config)
-    found, wanted = ours(src, tgt, mask), theirs.double()(src, attention_mask=mask.long(), decoder_input_ids=tgt).logits
-    assert found.dtype == torch.bfloat16
-    close(found[tokens].double(), wanted[tokens], 16 / 256)
-    record_property("bfloat16", ((found[tokens].double() - wanted[tokens]).abs().max() / wanted.abs().max()).item())
-    assert (found.double() - wanted).abs().max() > 0
 
 
 @VERSIONS
@@ -349,43 +223,10 @@ def test_bias_is_built_once(monkeypatch):
 
 # Sizes and start
 
-COUNTS = {  # as the papers have them, in millions; 1.1's are of its release
-    ("1.0", "small"): 60, ("1.0", "base"): 220, ("1.0", "large"): 770, ("1.0", "xl"): 3000, ("1.0", "xxl"): 11_000,
-    ("1.1", "small"): 77, ("1.1", "base"): 250, ("1.1", "large"): 780, ("1.1", "xl"): 3000, ("1.1", "xxl"): 11_000,
-}
-EXACT = {"small": 60_506_624, "base": 222_903_552, "large": 737_668_096, "xl": 2_851_598_336, "xxl": 11_307_321_344}
-
-
-@pytest.mark.parametrize("version,size", COUNTS)
-def test_sizes(version, size):
-    config = getattr(T5Config, size)(version)
-    with torch.device("meta"):
-        ours = T5(config)
-        theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**ours._writable()[1]))
-    count = sum(p.numel() for p in ours.parameters())
-    own = 0 if version == "1.0" else config.vocab_size * config.d_model  # theirs begins with one matrix for both
-    assert count == sum(p.numel() for p in theirs.parameters()) + own
-    assert abs(count / 1e6 / COUNTS[version, size] - 1) < 0.06
-    assert version == "1.1" or count == EXACT[size]
-
 
 def test_sizes_take_changes():
     assert T5Config.small(n_layers=3).n_decoder_layers == 3 and T5Config.xl("1.1", dropout=0.0).d_ff == 5120
     assert T5Config.small() == T5Config() and replace(T5Config.base(), n_heads=3).n_heads == 3
-
-
-@VERSIONS
-def test_initialisation_as_theirs(version):
-    "The spread of every matrix is that of `transformers`' own start, a head of its own included."
-    sizes = dict(d_model=96, d_ff=200, vocab_size=2000)
-    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, num_heads=5, d_kv=24, num_layers=3, relative_attention_num_buckets=512, relative_attention_max_distance=900, **NEW if version == "1.1" else {}))
-    ours = T5(T5Config(**sizes, n_heads=5, d_head=24, n_layers=3, n_buckets=512, max_distance=900, **OURS[version]))
-    layout, wanted = ours._writable()[0], dict(theirs.named_parameters())
-    for name, p in ours.named_parameters():
-        parts = ["shared.weight"] if name == "decoder.head.weight" else layout.place(name).names
-        for chunk, part in zip(p.chunk(len(parts)), parts, strict=True):
-            other = wanted[part]
-            assert abs(chunk.std(correction=0) - other.std(correction=0)) <= 0.05 * other.std(correction=0) and abs(chunk.mean() - other.mean()) < 0.04 * max(other.std(correction=0), 1e-9), part
 
 
 def test_parts_start_anew(tmp_path):
@@ -430,7 +271,7 @@ def test_larger_steps(version, factor, tmp_path):
 # Generation
 
 
-def writer(version, odd="plain"):
+def writer(version, odd=None):
     "A model of theirs that writes more than one token: of 1.0, whose head is the embedding, with small tokens."
     theirs = theirs_(version, odd, 0.3 if version == "1.1" else 0.7)
     with torch.no_grad():
@@ -556,7 +397,7 @@ def twice_larger():
         larger_steps(model).__enter__()
 
 
-@pytest.mark.parametrize("changes,words", [
+test_bad_settings = messages.refused([
     *((dict([(name, 0)]), [f"{name}=0"]) for name in ("vocab_size", "d_model", "d_ff", "n_heads", "d_head", "n_layers", "n_decoder_layers", "n_buckets")),
     (dict(n_buckets=3), ["n_buckets=3", "4"]),
     (dict(max_distance=16), ["max_distance=16", "16"]),
@@ -567,13 +408,10 @@ def twice_larger():
     (dict(tied="yes"), ["tied='yes'"]),
     (dict(dropout=1.0), ["dropout=1.0"]),
     (dict(activation="gelu_new"), ["activation='gelu_new'", "gelu_tanh"]),
-], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
-def test_bad_settings(changes, words, unchecked):
-    with pytest.raises(ValueError, match=says(*words)):
-        T5(T5Config(**SMALL | changes))
+], lambda changes: T5(T5Config(**SMALL | changes)), or_else="keep", errors=ValueError)
 
 
-@pytest.mark.parametrize("call,words", [
+test_bad_calls = messages.refused([
     (lambda: larger_steps(small(), 0.0).__enter__(), ["factor=0.0"]),
     (lambda: larger_steps(small(), math.nan).__enter__(), ["factor=nan"]),
     (lambda: T5Config.small("1.2"), ["version='1.2'", "1.0", "1.1"]),
@@ -609,30 +447,7 @@ def test_bad_settings(changes, words, unchecked):
     (lambda: relative_buckets(torch.arange(3), 1, causal=True), ["n_buckets=1", "2"]),
     (lambda: relative_buckets(torch.arange(3), 32, 8), ["max_distance=8", "8"]),
     (lambda: twice_larger(), ["larger steps already"]),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_bad_calls(call, words, unchecked):
-    with pytest.raises((ValueError, TypeError), match=says(*words)):
-        call()
-
-
-@pytest.mark.parametrize("changes,word", [
-    (dict(norm="layer"), "norm='layer'"), (dict(bias=True, norm="layer"), "bias=True"), (dict(scale=0.5), "scale=0.5"), (dict(norm_first=False), "norm_first=False"), (dict(activation="gelu"), "activation='gelu'"), (dict(activation="gelu_tanh"), "activation='gelu_tanh'"), (dict(gated=True), "gated=True"),
-], ids=str)
-def test_what_their_files_cannot_say(changes, word, tmp_path, unchecked):
-    "It is named, and nothing is written."
-    with pytest.raises(ValueError, match=says(word)):
-        small(**changes).save_pretrained(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("option,value", [("feed_forward_proj", "gated-silu"), ("feed_forward_proj", "gelu"), ("is_encoder_decoder", False), ("decoder_start_token_id", 7), ("num_layers", "two")])
-@VERSIONS
-def test_what_our_model_cannot_do(version, option, value, tmp_path, unchecked):
-    "Their file asks for what ours can't compute: option and value are named."
-    theirs_(version).save_pretrained(tmp_path)
-    rewrite(tmp_path, **{option: value})
-    with pytest.raises(ValueError, match=f"{option}={value!r}"):
-        T5.from_pretrained(tmp_path)
+], or_else="keep")
 
 
 def test_contradiction_in_a_file(tmp_path, unchecked):
@@ -646,14 +461,9 @@ def test_contradiction_in_a_file(tmp_path, unchecked):
 @pytest.mark.gpu
 @GPU
 @VERSIONS
-def test_on_a_gpu(version, tmp_path):
-    "The CPU's logits to float32's rounding, bfloat16 to its own; the same tokens."
+def test_text_on_a_gpu(version, tmp_path):
+    "The CPU's tokens."
     ours = twin(theirs_(version), tmp_path)
-    src, mask, tgt, _, tokens = batch(ours.config)
-    wanted, text = ours(src, tgt, mask)[tokens].detach(), ours.generate(src, 20, mask=mask)
+    src, mask, *_ = batch(ours.config)
+    text = ours.generate(src, 20, mask=mask)
     assert torch.equal(ours.cuda().generate(src.cuda(), 20, mask=mask.cuda()).cpu(), text)
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 16 / 256)):
-        found = ours.to("cuda", dtype)(src.cuda(), tgt.cuda(), mask.cuda())
-        close(found.float().cpu()[tokens], wanted, tolerance)
-
-

@@ -1,16 +1,14 @@
 "ViT and DeiT against `transformers` with the same weights (and timm where it is installed), patches by convolution and by loop, distillation and roll-out by hand."
 
-import copy
 import itertools
-import json
 import math
-from dataclasses import replace
 from functools import partial
 
 import messages
 import pytest
 import test_invariants
 from parity import GPU, close
+from twins import PRECISIONS, ROWS, images_, parameters
 import torch
 import torch.nn.functional as F
 import transformers
@@ -32,25 +30,12 @@ from annotated_nlp.vit import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
 unchecked = test_invariants.unchecked  # as a user has the package
-SMALL = dict(image_size=12, patch_size=4, n_channels=3, n_classes=5, d_model=32, n_heads=4, d_ff=48, n_layers=2)
-THEIRS = {ViT: (transformers.ViTForImageClassification, transformers.ViTConfig), DeiT: (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTConfig)}
-ODD = {  # their configurations, each strange in its own way
-    "plain": dict(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48, image_size=12, patch_size=4),
-    "one wide layer": dict(hidden_size=35, num_attention_heads=5, num_hidden_layers=1, intermediate_size=90, hidden_act="relu", layer_norm_eps=1e-3, num_labels=7, image_size=15, patch_size=3, num_channels=1),
-    "many narrow layers": dict(hidden_size=18, num_attention_heads=1, num_hidden_layers=6, intermediate_size=5, hidden_act="gelu_new", image_size=10, patch_size=5, num_channels=4, num_labels=1),
-    "heads of one, one patch": dict(hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, image_size=7, patch_size=7, layer_norm_eps=1e-5, num_labels=3),
-    "patches of one pixel": dict(hidden_size=24, num_attention_heads=2, num_hidden_layers=3, intermediate_size=24, image_size=4, patch_size=1, num_channels=2, num_labels=11),
-}
-MODELS = pytest.mark.parametrize("kind", THEIRS, ids=lambda kind: kind.__name__)
-EVERY = pytest.mark.parametrize("odd", ODD)
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
-PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])
-LARGE = pytest.mark.parametrize("std", [0.02, 0.3], ids=["their start", "large weights"])
+SMALL = ROWS["ViT"].small
+MODELS = pytest.mark.parametrize("kind", [ViT, DeiT], ids=lambda kind: kind.__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -58,155 +43,16 @@ def seed():
     torch.manual_seed(0)
 
 
-def theirs_(kind, std=0.3, **changes):
-    "A model of `transformers`, from its own initialiser; no bias, token or place stays at zero and no norm at one."
-    model, config = THEIRS[kind]
-    theirs = model(config(**dict(initializer_range=std) | ODD["plain"] | changes)).eval()
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if p.ndim == 1 or "token" in name or "position" in name:
-                p.add_(0.1 * torch.randn_like(p))
-    return theirs
-
-
-def both(kind, folder, std=0.3, **changes):
-    "Theirs, and ours with the same weights by way of a folder."
-    theirs = theirs_(kind, std, **changes)
-    theirs.save_pretrained(folder)
-    return kind.from_pretrained(folder), theirs
-
-
 def small(model=ViT, loud=0.3, **changes):
-    "Ours alone."
-    model = model((DeiTConfig if model is DeiT else ViTConfig)(**SMALL | changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(loud * torch.randn_like(p) if p.ndim > 1 else p + 0.1 * torch.randn_like(p))
-    return model
-
-
-def images_(config, height=None, width=None, b=4):
-    c = getattr(config, "num_channels", None) or config.n_channels
-    return torch.randn(b, c, height or config.image_size, width or height or config.image_size)
-
-
-def outputs(model, images):
-    "All logits: of a DeiT its two heads and their mean; last hidden states with them."
-    if isinstance(model, (ViT, DeiT)):
-        states = model.states(images)
-        return (model(images), *model.heads(images), states) if isinstance(model, DeiT) else (model(images), states)
-    answer = model(images, interpolate_pos_encoding=True)
-    states = model.base_model(images, interpolate_pos_encoding=True).last_hidden_state
-    heads = (answer.cls_logits, answer.distillation_logits) if "cls_logits" in answer else ()
-    return (answer.logits, *heads, states)
-
-
-def as_saved(model, folder):
-    "Their gradients under the names of their files, which are not those of their modules."
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
-            p.copy_(q.grad)
-    twin.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
-
-
-def same_gradients(ours, theirs, tolerance, folder):
-    "Of every parameter, by the layout's table; none of theirs is left over."
-    layout, wanted = type(ours).layouts[0], as_saved(theirs, folder)
-    found = layout.rename({name: p.grad for name, p in ours.named_parameters()})
-    assert found.keys() == wanted.keys()
-    scale = max(gradient.abs().max().item() for gradient in wanted.values())
-    for name, gradient in found.items():
-        # a key's bias is lost in the softmax; a head over one class has one answer
-        assert wanted[name].abs().max() > 0 or "key.bias" in name or theirs.config.num_labels == 1, f"{name} has no part in the loss"
-        assert gradient.shape == wanted[name].shape
-        assert_close(gradient, wanted[name], atol=tolerance * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+    return ROWS[model.__name__].alone(loud, **changes)
 
 
 # Values, losses, gradients
 
 
-@PRECISIONS
-@LARGE
-@EVERY
-@MODELS
-def test_outputs_losses_and_gradients(kind, odd, std, dtype, tmp_path):
-    "Theirs at the size that they are made for, and at one to which their places are interpolated."
-    ours, theirs = both(kind, tmp_path / "a", std, **ODD[odd])
-    ours, theirs = ours.to(dtype), theirs.to(dtype)
-    c = theirs.config
-    for sides in [(c.image_size, c.image_size), (2 * c.patch_size, 3 * c.patch_size)]:
-        images, labels = images_(c, *sides).to(dtype), torch.randint(c.num_labels, (4,))
-        found, wanted = outputs(ours, images), outputs(theirs, images)
-        assert len(found) == len(wanted) == (4 if kind is DeiT else 2)
-        for x, y in zip(found, wanted):
-            close(x, y, TOLERANCE[dtype], sides)
-        losses = []
-        for model, (*logits, states) in ((ours, found), (theirs, wanted)):
-            model.zero_grad(set_to_none=True)
-            losses.append(sum(F.cross_entropy(z, labels) for z in logits) + (states * states.detach().cos()).mean())
-            losses[-1].backward()
-        assert_close(*losses, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-        same_gradients(ours, theirs, 3 * TOLERANCE[dtype], tmp_path / "b")
-    if kind is ViT and c.num_labels > 1:
-        assert_close(F.cross_entropy(ours(images), labels), theirs(images, labels=labels, interpolate_pos_encoding=True).loss, atol=1e-6, rtol=1e-5)
-
-
-@MODELS
-def test_bfloat16(kind, tmp_path):
-    "To its rounding, of one in 256 a few times over, around their outputs in float64."
-    ours, theirs = both(kind, tmp_path)
-    ours.bfloat16(), theirs.bfloat16()
-    for size in (12, 20):
-        images = images_(theirs.config, size).bfloat16()
-        found, wanted = outputs(ours, images), outputs(copy.deepcopy(theirs).double(), images.double())
-        for x, y in zip(found, wanted):
-            assert x.dtype == torch.bfloat16
-            close(x.double(), y, 16 / 256)
-            assert (x.double() - y).abs().max() > 0
-
-
-@EVERY
-@MODELS
-def test_there_and_back(kind, odd, tmp_path):
-    "What is saved here has the same bits in `transformers`, and what they save of it has them here."
-    ours, theirs = both(kind, tmp_path / "a", **ODD[odd])
-    ours.save_pretrained(tmp_path / "b")
-    again, info = type(theirs).from_pretrained(tmp_path / "b", output_loading_info=True)
-    assert not any(info.values())
-    for first, second in zip(again.state_dict().items(), theirs.state_dict().items(), strict=True):
-        assert first[0] == second[0] and torch.equal(first[1], second[1])
-    for option in ("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps",
-                   "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "qkv_bias"):
-        wanted = getattr(theirs.config, option)
-        assert getattr(again.config, option) == {"gelu_new": "gelu_pytorch_tanh"}.get(wanted, wanted), option
-    images = images_(theirs.config)
-    for x, y in zip(outputs(again.eval(), images), outputs(theirs, images)):
-        close(x, y, 1e-6)
-    again.save_pretrained(tmp_path / "c")
-    back = kind.from_pretrained(tmp_path / "c")
-    assert back.config == ours.config
-    for first, second in zip(back.parameters(), ours.parameters(), strict=True):
-        assert torch.equal(first, second)
-
-
-@MODELS
-def test_made_here(kind, tmp_path):
-    "A model that was never theirs: in shards, from training mode."
-    model = small(kind, dropout=0.1).train()
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    theirs = THEIRS[kind][0].from_pretrained(tmp_path).eval()
-    images = images_(model.config)
-    for x, y in zip(outputs(model.eval(), images), outputs(theirs, images)):
-        close(x, y)
-    assert kind.from_pretrained(tmp_path).config == model.config
-
-
 def test_a_trunk_for_another_task(tmp_path):
     "Their trunk alone, pooler and all, under a new head; and the head of a classifier replaced."
-    theirs = transformers.ViTModel(transformers.ViTConfig(**ODD["plain"])).eval()
+    theirs = transformers.ViTModel(transformers.ViTConfig(**ROWS["ViT"].odd["plain"])).eval()
     theirs.save_pretrained(tmp_path / "trunk")
     model = ViT.from_pretrained(tmp_path / "trunk", fresh="head", n_classes=9)
     images = images_(theirs.config)
@@ -252,15 +98,10 @@ def test_timm(kind):
     (ViTConfig.b16(), 86), (ViTConfig.l16(), 307), (ViTConfig.h14(), 632),  # Dosovitskiy et al. 2021, table 1
     (DeiTConfig.tiny(), 5), (DeiTConfig.small(), 22), (DeiTConfig.base(), 86),  # Touvron et al. 2021, table 1
 ], ids=["B/16", "L/16", "H/14", "DeiT-Ti", "DeiT-S", "DeiT-B"])
-def test_sizes(config, printed):
-    "On the meta device; theirs has exactly as many parameters, and the paper's figure is ours to one per cent, or cut off to whole millions."
-    kind = DeiT if isinstance(config, DeiTConfig) else ViT
-    with torch.device("meta"):
-        plain, ours, theirs = ViT(config), kind(config), THEIRS[kind][0](THEIRS[kind][1](
-            patch_size=config.patch_size, hidden_size=config.d_model, num_hidden_layers=config.n_layers, num_attention_heads=config.n_heads, intermediate_size=config.d_ff, num_labels=1000))
-    count = lambda model: sum(p.numel() for p in model.parameters())
-    assert count(ours) == count(theirs)
-    assert abs(count(plain) / 1e6 / printed - 1) < 0.01 or int(count(plain) / 1e6) == printed
+def test_sizes_as_printed(config, printed):
+    "The paper's figure is ours, without a second token and head, to one per cent, or cut off to whole millions."
+    count = parameters(lambda: ViT(config))
+    assert abs(count / 1e6 / printed - 1) < 0.01 or int(count / 1e6) == printed
     assert (config.n_patches, config.d_model // config.n_heads) == (256 if config.patch_size == 14 else 196, 80 if config.patch_size == 14 else 64)
 
 
@@ -296,10 +137,10 @@ def test_patches_are_a_convolution(channels, size, sides, dtype):
     patches.load_state_dict(theirs.state_dict())
     images = torch.randn(3, channels, *sides, dtype=dtype, requires_grad=True)
     found, wanted = patches(images), theirs(images).flatten(2).mT
-    close(found, wanted, TOLERANCE[dtype])
+    close(found, wanted, ROWS["ViT"].tolerance(dtype))
     upstream = torch.randn_like(found)
     for one, other in zip(*(torch.autograd.grad(y, [images, *model.parameters()], upstream) for y, model in ((found, patches), (wanted, theirs)))):
-        close(one, other, TOLERANCE[dtype])
+        close(one, other, ROWS["ViT"].tolerance(dtype))
 
 
 def test_what_the_blocks_read():
@@ -533,22 +374,19 @@ def test_convolutional_net(sides):
 says = partial(messages.says, or_else="resize|pass")
 
 
-@pytest.mark.parametrize("changes,words", [
+BAD_SETTINGS = [
     *((dict([(name, value)]), [f"{name}={value}"]) for name in ("image_size", "patch_size", "n_channels", "n_classes", "n_layers", "d_model", "n_heads", "d_ff") for value in (0, -1)),
     (dict(image_size=14), ["image_size=14", "patch_size=4"]),
     (dict(patch_size=16), ["image_size=12", "patch_size=16"]),
     (dict(d_model=30), ["d_model=30", "n_heads=4"]),
     (dict(dropout=1.0), ["dropout=1.0"]),
     (dict(activation="quick_gelu"), ["activation='quick_gelu'"]),
-], ids=lambda value: ",".join(f"{name}={setting}" for name, setting in value.items()) if isinstance(value, dict) else "")
-@MODELS
-def test_bad_settings(kind, changes, words, unchecked):
-    with pytest.raises(ValueError, match=says(*words)):
-        small(kind, **changes)
+]
+test_bad_settings, test_bad_settings_of_deit = (messages.refused(BAD_SETTINGS, partial(lambda kind, changes: small(kind, **changes), kind), or_else="resize|pass", errors=ValueError) for kind in (ViT, DeiT))
 
 
 GOOD = torch.rand(2, 3, 12, 12)
-ROWS, ANSWERS = torch.rand(2, 5), torch.tensor([0, 1])
+LOGITS, ANSWERS = torch.rand(2, 5), torch.tensor([0, 1])
 
 
 @pytest.mark.parametrize("images,words", [
@@ -582,7 +420,7 @@ def test_autocast():
         assert small()(GOOD).isfinite().all()
 
 
-@pytest.mark.parametrize("call,words", [
+test_bad_calls = messages.refused([
     (lambda: soft_distillation((GOOD[:, 0, 0],) * 2, torch.tensor([0, 1]), GOOD[:, 0, 0], temperature=0.0), ["temperature=0.0"]),
     (lambda: soft_distillation((GOOD[:, 0, 0],) * 2, torch.tensor([0, 1]), GOOD[:, 0, 0], weight=1.5), ["weight=1.5"]),
     (lambda: random_affine(GOOD, scale=1.0), ["scale=1.0"]),
@@ -594,11 +432,11 @@ def test_autocast():
     *((lambda size=size: to_patches(GOOD, size), [f"size={size}"]) for size in (0, -2, 1.5)),
     (lambda: to_patches(GOOD[0], 2), ["images", "(3, 12, 12)"]),
     (lambda: interpolate_places(torch.zeros(1, 0, 3), 4, 4), ["0 places", "square"]),
-    *((lambda lose=lose: lose(ROWS, ANSWERS, ROWS), ["heads", "two"]) for lose in (soft_distillation, hard_distillation)),
+    *((lambda lose=lose: lose(LOGITS, ANSWERS, LOGITS), ["heads", "two"]) for lose in (soft_distillation, hard_distillation)),
     *((lambda lose=lose, heads=heads, teacher=teacher: lose(heads, ANSWERS, teacher), ["heads and teacher", "(b, c)"])
       for lose in (soft_distillation, hard_distillation)
-      for heads, teacher in (((ROWS, ROWS), ROWS[:1]), ((ROWS, ROWS), ROWS[:, :4]), ((ROWS, ROWS[:, :4]), ROWS), ((ROWS,), ROWS), ((ROWS[:0],) * 2, ROWS[:0]))),
-    (lambda: soft_distillation((ROWS, ROWS), ANSWERS, ROWS, temperature=math.inf), ["temperature=inf"]),
+      for heads, teacher in (((LOGITS, LOGITS), LOGITS[:1]), ((LOGITS, LOGITS), LOGITS[:, :4]), ((LOGITS, LOGITS[:, :4]), LOGITS), ((LOGITS,), LOGITS), ((LOGITS[:0],) * 2, LOGITS[:0]))),
+    (lambda: soft_distillation((LOGITS, LOGITS), ANSWERS, LOGITS, temperature=math.inf), ["temperature=inf"]),
     *((lambda change=change, images=images: change(images), ["images", str(images.dtype), str(tuple(images.shape))])
       for change in (random_affine, lambda images: mixup(images, ANSWERS, 3)) for images in (GOOD.byte(), GOOD[0], GOOD[:0])),
     (lambda: random_affine(GOOD, degrees=math.nan), ["degrees=nan"]),
@@ -613,62 +451,20 @@ def test_autocast():
     *((lambda sizes=sizes: attention_rollout([torch.rand(size) for size in sizes]), ["maps", "(b, h, n, n)"])
       for sizes in ([(1, 2, 3, 4)], [(1, 3, 3)], [(1, 2, 3, 3), (1, 2, 4, 4)], [(1, 2, 3, 3), (1, 3, 3)])),
     *((lambda name=name: ConvNet(**dict(n_channels=1, n_classes=3, width=4) | {name: 0}), [f"{name}=0"]) for name in ("n_channels", "n_classes", "width")),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_bad_calls(call, words, unchecked):
-    with pytest.raises((ValueError, TypeError), match=says(*words)):
-        call()
-
-
-@pytest.mark.parametrize("changes,word", [
-    (dict(d_head=16), "d_head=16"), (dict(norm="rms"), "norm='rms'"), (dict(gated=True), "gated=True"), (dict(bias=False), "bias=False"), (dict(scale=1.0), "scale=1.0"), (dict(norm_first=False), "norm_first=False"),
-], ids=str)
-@MODELS
-def test_what_their_files_cannot_say(kind, changes, word, tmp_path, unchecked):
-    "It is named, and nothing is written."
-    with pytest.raises(ValueError, match=messages.says(word, or_else="keep")):
-        small(kind, **changes).save_pretrained(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("option,value", [("hidden_act", "silu"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 4])])
-@MODELS
-def test_what_our_model_cannot_do(kind, option, value, tmp_path, unchecked):
-    "Their file asks for what ours can't compute: option and value are named."
-    theirs_(kind).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {option: value}))
-    with pytest.raises(ValueError) as error:
-        kind.from_pretrained(tmp_path)
-    assert f"{option}={value!r}" in str(error.value)
+], or_else="resize|pass")
 
 
 def test_one_is_not_the_other(tmp_path, unchecked):
-    theirs_(DeiT).save_pretrained(tmp_path / "deit")
-    theirs_(ViT).save_pretrained(tmp_path / "vit")
+    ROWS["DeiT"].model_of_theirs().save_pretrained(tmp_path / "deit")
+    ROWS["ViT"].model_of_theirs().save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="reads 'vit'"):
         ViT.from_pretrained(tmp_path / "deit")
     with pytest.raises(ValueError, match="reads 'deit'"):
         DeiT.from_pretrained(tmp_path / "vit")
 
 
-def test_settings_are_fixed_once_made():
-    config = ViTConfig(**SMALL)
-    with pytest.raises(AttributeError):
-        config.d_model = 64
-    with pytest.raises(ValueError, match="image_size=13"):
-        replace(config, image_size=13)
-
-
 @pytest.mark.gpu
 @GPU
-@MODELS
-def test_on_a_gpu(kind, tmp_path):
-    "The CPU's outputs to float32's rounding, bfloat16 to its own, at both sizes; augmentation too."
-    ours, _ = both(kind, tmp_path)
-    for size in (12, 20):
-        images = images_(ours.config, size)
-        wanted = outputs(ours.float().cpu(), images)
-        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 16 / 256)):
-            for x, y in zip(outputs(ours.to("cuda", dtype), images.to("cuda", dtype)), wanted):
-                close(x.float().cpu(), y, tolerance)
-    assert random_affine(images.cuda(), degrees=10).is_cuda and mixup(images.cuda(), torch.zeros(4).long().cuda(), 3, cut=True).targets.is_cuda
+def test_augmentation_on_a_gpu():
+    images = torch.rand(4, 3, 20, 20, device="cuda")
+    assert random_affine(images, degrees=10).is_cuda and mixup(images, torch.zeros(4).long().cuda(), 3, cut=True).targets.is_cuda

@@ -54,6 +54,13 @@ def install(wheel: Path, place: Path) -> Path:
     return python
 
 
+def with_solutions(page: Path, folder: Path) -> None:
+    "Copy a page, and put the solutions of its exercises behind it, so that none can fail unseen."
+    nb = nbformat.read(page, as_version=4)
+    solutions.append(nb)
+    nbformat.write(nb, folder / page.name)
+
+
 # nbdev_test runs pages in its own process, so the package that it would import is the one that they get.
 PAGES = """
 import sys
@@ -73,9 +80,7 @@ def main() -> int:
             if ".ipynb_checkpoints" not in page.parts:
                 folder = place / "book" / "nbs" / page.relative_to(ROOT / "nbs").with_suffix("")
                 folder.mkdir(parents=True)
-                nb = nbformat.read(page, as_version=4)
-                solutions.append(nb)
-                nbformat.write(nb, folder / page.name)
+                with_solutions(page, folder)
         shutil.copy(ROOT / "settings.ini", place / "book")
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         return subprocess.run([python, "-c", PAGES], cwd=place / "book", env=env).returncode

@@ -15,7 +15,6 @@ from . import chapters, format, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
-FORMATTED = False  # True as soon as one commit has formatted every notebook (python -m tools.format)
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
@@ -26,8 +25,7 @@ def _generated(root: Path) -> dict[Path, bytes]:
 
 def mend() -> None:
     "Format and export the package, clean the notebooks, write the README and the API page."
-    if FORMATTED:
-        format.mend()
+    format.mend()
     nbdev_clean()
     nbdev_export()
     readme.write()
