@@ -179,10 +179,8 @@ class RelativeBias(nn.Module):
         else:
             middle = prepared.shape[-1] // 2  # offset 0
             line = prepared[..., middle + 1 - m : middle + n]
-        if n == 1:
-            return rearrange(line, "1 h m -> 1 h 1 m")
-        # A row is a window of the line of offsets, and the next row's begins one to the left.
-        return line.unfold(-1, m, 1).flip(-2)
+        keys = torch.arange(m, device=line.device)
+        return line[..., keys - rearrange(keys[start:], "n -> n 1") + m - 1]
 
     def line(self, first: int, last: int) -> Float[Tensor, "1 h r"]:
         """For keys `first` to `last` positions after the query."""

@@ -68,18 +68,10 @@ def gpt_(kind):
     return lambda **changes: loud(GPT(kind(**sizes | changes)))
 
 
-def bert_(positions="learned", **changes):
-    sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
-    model = loud(BertForMaskedLM(BertConfig(**sizes | changes)))
-    if positions == "none":
-        nn.init.zeros_(model.trunk.embedding.positions.table)
-    return model
-
-
-def electra_(model):
+def reader_(model, config, **settings):
     def build(positions="learned", **changes):
-        sizes = dict(vocab_size=V, d_embedding=24, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
-        made = loud(model(ElectraConfig(**sizes | changes)))
+        sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_ff=48, n_layers=2, max_len=24, dropout=0.0)
+        made = loud(model(config(**sizes | settings | changes)))
         if positions == "none":
             nn.init.zeros_(made.trunk.embedding.positions.table)
         return made
@@ -136,14 +128,14 @@ MODELS = [
     rnn("seq2seq-attention", seq2seq_(dot_product_attention)),
     writer("gpt1", gpt_(GPTConfig.gpt1)),
     writer("gpt2", gpt_(GPTConfig.gpt2)),
-    Case("bert", bert_, "text", unordered=True),
-    Case("electra-generator", electra_(ElectraForMaskedLM), "text", unordered=True),
-    Case("electra", electra_(ElectraForPreTraining), "text", unordered=True),
+    Case("bert", reader_(BertForMaskedLM, BertConfig), "text", unordered=True),
+    Case("electra-generator", reader_(ElectraForMaskedLM, ElectraConfig, d_embedding=24), "text", unordered=True),
+    Case("electra", reader_(ElectraForPreTraining, ElectraConfig, d_embedding=24), "text", unordered=True),
     Case("vit", vit_(), "images"),
     Case("deit", vit_(BothHeads), "images"),
 ]
 FIRST = MODELS[0]._replace(build=transformer_(n_layers=1))  # the one that is broken on purpose below
-READER = Case("bert", bert_, "text")  # and a smaller one, where compiling takes seconds
+READER = Case("bert", reader_(BertForMaskedLM, BertConfig), "text")  # and a smaller one, where compiling takes seconds
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
 
 

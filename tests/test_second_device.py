@@ -11,6 +11,7 @@ import pytest
 import second_device  # noqa: F401 (makes the device)
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from parity import GPU
 from second_device import waiting
@@ -520,8 +521,14 @@ def test_writing(way):
 @pytest.fixture
 def accelerate_on(monkeypatch):
     "Accelerate takes a device by name from the environment; then it must forget the one that it knows."
+    gather = Accelerator.gather
+
+    def as_nccl(self, tensor):
+        assert tensor.device.type == self.device.type, "NCCL sends nothing from another device"
+        return gather(self, tensor)
 
     def on(device):
+        monkeypatch.setattr(Accelerator, "gather", as_nccl)
         monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", device)
         AcceleratorState._reset_state(True)
 
@@ -539,6 +546,11 @@ UPDATES = dict(loss=loss_of, steps=3, accumulate=2, clip=0.5)
 
 def in_one_run(model, batches, folder):
     return training.fit(model, batches, **UPDATES).loss
+
+
+def without_counts(model, batches, folder):
+    "All batches weigh the same."
+    return training.fit(model, batches, **UPDATES | dict(loss=lambda *x: loss_of(*x)[0])).loss
 
 
 def in_two_runs(model, batches, folder):
@@ -573,7 +585,7 @@ def trained(fit, device, folder):
     return [torch.tensor(losses), *(p.detach().cpu() for p in model.parameters())], waits
 
 
-@pytest.mark.parametrize("fit", [in_one_run, in_two_runs, recomputed, by_hand])
+@pytest.mark.parametrize("fit", [in_one_run, without_counts, in_two_runs, recomputed, by_hand])
 def test_fit(fit, accelerate_on, tmp_path):
     "The same weights. What the host waits for stands in the loop (batches, the loss, the norm), not in model or loss."
     accelerate_on("card:0")

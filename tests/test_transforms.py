@@ -80,7 +80,7 @@ def test_taken_down_as_a_graph(case, mode, unchecked):
         near(graph(weights, rows), model(**rows))
 
 
-@over(but=lambda case: not case.compiles or case.name.startswith("t5"))  # whose `unfold` takes its size as a constant
+@over(but=lambda case: not case.compiles)
 def test_compiled_for_every_length(case, unchecked):
     "In one piece at a second length too, and after that for all others."
     torch._dynamo.reset()

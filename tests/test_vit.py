@@ -201,17 +201,6 @@ def test_order_is_known_by_places_alone(kind):
     close(model.states(shuffled)[:, t:], model.states(images)[:, t:][:, order].detach())
 
 
-@MODELS
-def test_the_start(kind):
-    "N(0, 0.02²) for matrices, tokens and places; zeros for biases, ones for gains."
-    model = kind(ViTConfig(**SMALL | dict(d_model=256, n_heads=4, d_ff=512)))
-    for name, p in model.named_parameters():
-        if p.ndim == 1:
-            assert torch.equal(p, torch.full_like(p, float("norm" in name and "weight" in name)))
-        else:
-            assert abs(p.std().item() / 0.02 - 1) < 5 / math.sqrt(2 * p.numel()), name
-
-
 def test_deit_in_training_and_at_evaluation():
     model = small(DeiT)
     images = images_(model.config)
