@@ -8,6 +8,7 @@ __all__ = ['Relative', 'scaled_dot_product', 'causal_mask', 'dot_product_attenti
 
 # %% ../nbs/05_attention.ipynb #bc3bd0d4
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ class Attention(nn.Module):
     """What both kinds of multi-head attention share: sizes, and the mixing of heads.
 
     Vaswani et al. 2017, section 3.2.2. `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `dropout` acts
-    on the weights; `bias` is that of all projections. Raises ValueError for sizes, masks and calls that don't fit.
+    on the weights. Raises ValueError for sizes, masks and calls that don't fit.
     """
 
     def __init__(
@@ -172,15 +173,7 @@ class Attention(nn.Module):
         dropout: float,
     ):
         super().__init__()
-        checks.integers(d_model=d_model, n_heads=n_heads)
-        if d_head is None:
-            checks.divides(
-                "n_heads",
-                "d_model",
-                "change one, or give d_head",
-                d_model=d_model,
-                n_heads=n_heads,
-            )
+        checks.attention_sizes(d_model, n_heads, d_head, scale, dropout)
         self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
         self.width = n_heads * self.d_head
         self.scale, self.dropout = scale, dropout
@@ -219,7 +212,10 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Every position attends to all, or with `causal` to itself and those before it."""
+    """Every position attends to all, or with `causal` to itself and those before it.
+
+    Sizes as in `Attention`; `bias` is that of both projections.
+    """
 
     def __init__(
         self,
@@ -270,7 +266,7 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Every position attends to a memory of width `d_memory`."""
+    """Every position attends to a memory of width `d_memory`. Otherwise as `SelfAttention`."""
 
     def __init__(
         self,
@@ -300,6 +296,7 @@ class CrossAttention(Attention):
         """As in `SelfAttention`. `memory` may be what `remember` made of it."""
         (q,) = self.split(self.query(x))
         kept = memory if isinstance(memory, KVCache) else self.remember(memory)
+        checks.one_memory_each(x.shape[0], kept.k.shape[0])
         return self.mix(q, kept.k, kept.v, mask, need_weights=need_weights)
 
     def remember(self, memory: Float[Tensor, "b m e"]) -> KVCache:
@@ -329,10 +326,11 @@ def record(model: nn.Module, *kinds: type[nn.Module]) -> Iterator[dict[str, list
 def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Within the block, a forward pass leaves the weights (b h n m) of each `Attention` of `model` in the dict.
 
-    Keys are module names. Weights are asked for by this alone, not by the model itself (`need_weights`). The
-    model must not be compiled. Raises ValueError if it has no `Attention`.
+    Keys are module names; where a module is called again (a shared block), `name#2` and so on. Weights are asked for
+    by this alone, not by the model itself (`need_weights`). The model must not be compiled, and a backward pass under
+    `Stack.checkpoint` must be within the block too. Raises ValueError if it has no `Attention`.
     """
-    maps = {}
+    maps, calls = {}, Counter()
 
     def ask(module, args, kwargs):
         return args, kwargs | {"need_weights": True}
@@ -341,7 +339,9 @@ def attention_maps(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         for name, module in _modules(model, (Attention,)).items():
 
             def keep(module, args, output, name=name):
-                maps[name] = output[1].detach()
+                calls[name] += 1
+                again = f"#{calls[name]}" if calls[name] > 1 else ""
+                maps[name + again] = output[1].detach()
                 return output[0]
 
             hooks.callback(module.register_forward_pre_hook(ask, with_kwargs=True).remove)
@@ -375,6 +375,8 @@ def local_attention(
     checks.integers(2, window=window)
     checks.even(window=window)
     b, _, n, _ = q.shape
+    if mask is not None:
+        checks.mask((b, n), "keys that may be attended to", mask=mask)
     r = window // 2
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask

@@ -20,14 +20,8 @@ from torch import Tensor, nn
 
 from . import checks
 from .checkpoints import Pretrained
-from annotated_nlp.transformer import (
-    ACTIVATIONS,
-    BlockConfig,
-    Positions,
-    Stack,
-    initialise_normal,
-    make_norm,
-)
+from .transformer import ACTIVATIONS, BlockConfig, Positions, Stack
+from .transformer import initialise_normal, make_norm
 
 # %% ../nbs/10_bert.ipynb #c613544d
 class Packed(NamedTuple):
@@ -52,10 +46,7 @@ def pack(
     room for the special tokens.
     """
     room = max_len - (2 if second is None else 3)
-    if room < 0:
-        raise ValueError(
-            f"max_len={max_len} has no room for [CLS] and [SEP]: take {max_len - room}"
-        )
+    checks.room_for(max_len, max_len - room, "[CLS] and [SEP]")
     after = 0 if second is None else len(second)
     kept = min(len(first), max(room - after, room - room // 2))
     ids = [cls_id, *first[:kept], sep_id]
@@ -200,16 +191,8 @@ def next_sentence_pairs(
     3.1. Raises ValueError for fewer than two documents that hold a sentence, and for an
     empty sentence.
     """
-    for d, document in enumerate(documents):
-        for s, sentence in enumerate(document):
-            if not len(sentence):
-                raise ValueError(f"document {d}, sentence {s} is empty: drop it")
+    checks.documents(documents)
     documents = [document for document in documents if len(document)]
-    if len(documents) < 2:
-        raise ValueError(
-            f"documents holds {len(documents)} with sentences; two are needed, since a stranger "
-            "comes from another one"
-        )
 
     def draw(n: int) -> int:
         return int(torch.randint(n, (), generator=generator))

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
-           'equal', 'instances', 'missing_option', 'some', 'none', 'seen', 'ids', 'step_ids', 'mask', 'counts',
-           'labels', 'same_shape', 'chosen', 'length', 'room', 'cache', 'one_cache_each', 'continued', 'one_value_each',
-           'attention_mask', 'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token',
-           'distributions', 'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets',
-           'real_rows', 'same_device', 'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans',
-           'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps']
+           'equal', 'instances', 'missing_option', 'some', 'none', 'room_for', 'documents', 'seen', 'ids', 'step_ids',
+           'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each',
+           'continued', 'one_value_each', 'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if',
+           'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules',
+           'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'not_empty',
+           'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable',
+           'readable', 'pictures', 'grid', 'two_heads', 'square_maps']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -162,6 +163,26 @@ def none(found: Sized, otherwise: str) -> None:
     if len(found):
         raise ValueError(otherwise)
 
+
+def room_for(max_len: int, needed: int, tokens: str) -> None:
+    """Refuse a length in which not even the special tokens have room."""
+    if max_len < needed:
+        raise ValueError(
+            f"max_len={max_len} has no room for {tokens}: take {needed} or more"
+        )
+
+
+def documents(documents: Sequence[Sequence[Sequence]]) -> None:
+    """Refuse an empty sentence, and fewer than two documents with sentences."""
+    for d, document in enumerate(documents):
+        for s, sentence in enumerate(document):
+            if not len(sentence):
+                raise ValueError(f"document {d}, sentence {s} is empty: drop it")
+    if (full := sum(bool(len(document)) for document in documents)) < 2:
+        raise ValueError(
+            f"documents holds {full} with sentences; two are needed, since a stranger comes from another one"
+        )
+
 # %% ../nbs/checks.ipynb #e4441e9d
 def seen(x: Tensor) -> bool:
     """Whether the values of `x` can be looked at: on the CPU, and not while PyTorch traces or transforms the call."""
@@ -210,9 +231,9 @@ def ids(vocab_size: int, rows: int | None = None, **named: Tensor) -> None:
 
 def step_ids(rows: int, ids: Tensor) -> None:
     """Refuse what is not one token id for each row of a state."""
-    if ids.shape != (rows,):
+    if not isinstance(ids, Tensor) or ids.shape != (rows,):
         raise ValueError(
-            f"ids of shape {tuple(ids.shape)} must be (b,), one token for each of the state's b = {rows} rows"
+            f"ids is {_shape(ids)}; it must be of shape (b,), one token for each of the state's b = {rows} rows"
         )
 
 
@@ -257,9 +278,9 @@ def same_shape(**named: Tensor) -> None:
     """Refuse tensors of different shapes."""
     (first, wanted), *others = named.items()
     for name, x in others:
-        if x.shape != wanted.shape:
+        if not isinstance(x, Tensor) or x.shape != wanted.shape:
             raise ValueError(
-                f"{name} of shape {tuple(x.shape)} must have the shape of {first}, {tuple(wanted.shape)}"
+                f"{name} is {_shape(x)}; it must have the shape of {first}, {tuple(wanted.shape)}"
             )
 
 
@@ -290,6 +311,15 @@ def room(prompt: int, max_new_tokens: int, max_len: int | None) -> None:
         )
 
 
+def filled(needed: int, room: int) -> None:
+    """Refuse to put more positions into a cache than it has room for."""
+    if needed > room:
+        raise ValueError(
+            f"the cache has room for {room} positions, {needed} are needed; make it with max_len={needed} "
+            "or more"
+        )
+
+
 def cache(new: torch.Size, cached: torch.Size, start: int) -> None:
     """Refuse keys (b h n k) that don't fit behind the first `start` of a cache (b h t k)."""
     if new[:2] + new[3:] != cached[:2] + cached[3:]:
@@ -301,11 +331,7 @@ def cache(new: torch.Size, cached: torch.Size, start: int) -> None:
         raise ValueError(
             f"start={start} must count the positions already in the cache, 0 or more"
         )
-    if start + new[2] > cached[2]:
-        raise ValueError(
-            f"the cache has room for {cached[2]} positions, {start + new[2]} are needed; make it with "
-            f"max_len={start + new[2]} or more"
-        )
+    filled(start + new[2], cached[2])
 
 
 def one_cache_each(caches: Sequence | None, blocks: int) -> None:
@@ -332,11 +358,29 @@ def one_value_each(keys: int, values: int) -> None:
         )
 
 
+def attention_sizes(
+    d_model: int, n_heads: int, d_head: int | None, scale: float | None, dropout: float
+) -> None:
+    """Refuse sizes of which no attention can be made."""
+    integers(d_model=d_model, n_heads=n_heads, d_head=1 if d_head is None else d_head)
+    if d_head is None:
+        remedy = "change one, or give d_head"
+        divides("n_heads", "d_model", remedy, d_model=d_model, n_heads=n_heads)
+    within("(0, inf)", scale=1.0 if scale is None else scale)
+    within("[0, 1)", dropout=dropout)
+
+
+def one_memory_each(rows: int, memories: int) -> None:
+    """Refuse queries and keys of different numbers of rows: one would silently serve for all."""
+    if rows != memories:
+        raise ValueError(f"{rows} rows and a memory of {memories}: give each row its own")
+
+
 def attention_mask(b: int, n: int, m: int, mask: Tensor) -> None:
     """Refuse what is no boolean mask of keys (b m) or of pairs of query and key (b n m)."""
-    if mask.dtype != torch.bool:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise ValueError(
-            f"mask is {mask.dtype}; it must be boolean, True = may attend: try mask.bool()"
+            f"mask is {getattr(mask, 'dtype', type(mask).__name__)}; it must be boolean, True = may attend: try mask.bool()"
         )
     if tuple(mask.shape) not in ((b, m), (b, n, m)):
         raise ValueError(
@@ -378,7 +422,7 @@ def tokens_first(shape: Sequence[int], given: Tensor) -> None:
 
 def last_tokens(start: Tensor) -> None:
     """Refuse what is not the last token of each row."""
-    if start.ndim != 1 or start.dtype not in _INTEGERS:
+    if not isinstance(start, Tensor) or start.ndim != 1 or start.dtype not in _INTEGERS:
         raise ValueError(
             f"start must hold one token id a row, int32 or int64 of shape (b,), got {_shape(start)}; of a longer "
             "prompt, feed all but the last token beforehand"
@@ -413,13 +457,21 @@ def distributions(broken: Tensor) -> None:
 
 
 def writing_rules(
-    temperature: float, beam: int, top_k: int | None, top_p: float | None
+    temperature: float,
+    beam: int,
+    length_penalty: float,
+    top_k: int | None,
+    top_p: float | None,
 ) -> None:
-    """Refuse a beam together with a temperature, and cuts without one."""
+    """Refuse a beam together with a temperature, and what would be without effect."""
     within("[0, inf)", temperature=temperature)
     if beam != 1 and temperature != 0:
         raise ValueError(
             f"beam={beam} with temperature={temperature}: drop one, a beam draws nothing"
+        )
+    if beam == 1 and length_penalty:
+        raise ValueError(
+            f"length_penalty={length_penalty} without a beam, which alone compares lengths: give beam=5, or drop it"
         )
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise ValueError(
@@ -632,9 +684,11 @@ def drawable(**named: Tensor) -> None:
 # %% ../nbs/checks.ipynb #ea5cb14c
 def cuttable(images: Tensor, size: int) -> None:
     """Refuse what is no batch of images, and images that can't be cut into squares of `size`."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        raise ValueError(
+            f"images is {_shape(images)}; it must be (b, channels, height, width)"
+        )
     shape = tuple(images.shape)
-    if images.ndim != 4:
-        raise ValueError(f"images of shape {shape} must be (b, channels, height, width)")
     if shape[2] % size or shape[3] % size or 0 in shape:
         raise ValueError(
             f"images of shape {shape} can't be cut into squares of {size}: height and width must be multiples of {size}; "

@@ -346,7 +346,7 @@ class Generates:
         `beam_search` and `sample` do.
         """
         checks.integers(max_new_tokens=max_new_tokens, beam=beam)
-        checks.writing_rules(temperature, beam, top_k, top_p)
+        checks.writing_rules(temperature, beam, length_penalty, top_k, top_p)
         stop_id = getattr(self.config, "eos_id", None) if stop_id is None else stop_id
         pad_id = getattr(self.config, "pad_id", stop_id or 0) if pad_id is None else pad_id
         rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=pad_id)

@@ -18,13 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from annotated_nlp.bert import (
-    Bert,
-    BertConfig,
-    BertForMaskedLM,
-    BertForTokenClassification,
-    OnTrunk,
-)
+from .bert import Bert, BertConfig, BertForMaskedLM, BertForTokenClassification
+from .bert import OnTrunk
 from .denoising import Masked, replace_pieces
 from .transformer import ACTIVATIONS
 
@@ -189,8 +184,8 @@ def electra_loss(
     ValueError for wrong shapes and dtypes, a negative `weight`, and on the CPU for other places
     than those that were judged.
     """
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     checks.token_ids(ids=ids)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     checks.mask(ids.shape, "what is asked for", chosen=chosen, mask=real)
     checks.same_shape(ids=ids, **{"judged.ids": judged.ids})
     checks.within("[0, inf)", weight=weight)

@@ -31,26 +31,11 @@ from torch import Tensor, nn
 
 from . import checks, lab, tokenization, training
 from .bert import Packed, pack
-from annotated_nlp.data import (
-    SPLITS,
-    Batch,
-    Corpus,
-    Labelled,
-    Pair,
-    Tagged,
-    batches,
-    docstring_names,
-    letters,
-    pad,
-    python_prose,
-)
+from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
+from .data import docstring_names, letters, pad, python_prose
 from .decoding import greedy
-from annotated_nlp.electra import (
-    Electra,
-    ElectraConfig,
-    ElectraForSequenceClassification,
-    ElectraForTokenClassification,
-)
+from .electra import Electra, ElectraConfig, ElectraForSequenceClassification
+from .electra import ElectraForTokenClassification
 from .seq2seq import cross_entropy
 from .tokenization import BOS, EOS, WordPiece, train_tokenizer
 from .transformer import initialise_normal

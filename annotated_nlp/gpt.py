@@ -17,13 +17,8 @@ from torch import Tensor, nn
 from . import checks
 from .checkpoints import Pretrained
 from .decoding import Generates
-from annotated_nlp.transformer import (
-    BlockConfig,
-    Decoder,
-    DecoderState,
-    Embedding,
-    initialise_normal,
-)
+from .transformer import Block, BlockConfig, Decoder, DecoderState, Embedding
+from .transformer import initialise_normal
 
 # %% ../nbs/09_gpt.ipynb #1b6f46e0
 # d_model, layers, heads
@@ -67,6 +62,7 @@ class GPTConfig(BlockConfig):
     n_classes: int = 2
 
     def __post_init__(self):
+        checks.sizes(self, "d_model")
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)  # the dataclass is frozen
         super().__post_init__()
@@ -109,14 +105,17 @@ def prefix_mask(prefix: Int[Tensor, "b"], n: int) -> Bool[Tensor, "b n n"]:
 # %% ../nbs/09_gpt.ipynb #30ca1815
 def _to_the_right(
     ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
-) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b"] | None]:
-    """Each row's tokens at its end, and how many columns before them are padding; None if there are none."""
+) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b"] | None]:
+    """Each row's tokens at its end, and how many columns before them are padding; None if there are none.
+
+    Columns that are padding in every row are left out.
+    """
     checks.mask(ids.shape, "tokens", mask=mask)
     padding = (~mask).sum(1)
-    most = int(padding.max())
+    least, most = torch.stack(padding.aminmax()).tolist()
     checks.prompts(most, ids.shape[1], padding)
     order = mask.int().argsort(dim=1, stable=True)
-    return ids.gather(1, order), padding if most else None
+    return ids.gather(1, order)[:, least:], padding - least if most > least else None
 
 # %% ../nbs/09_gpt.ipynb #e6787013
 class GPT(Pretrained, Generates, Decoder):
@@ -138,13 +137,16 @@ class GPT(Pretrained, Generates, Decoder):
         )
         super().__init__(c, c.n_layers, embedding, causal=not c.prefix_lm)
         self.initialise(self)
-        for block in (
-            self.stack.blocks if c.norm_first else ()
-        ):  # Radford et al. 2019, section 2.3
-            for layer in (block.attention.layer.out, block.feed_forward.layer.down):
-                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * c.n_layers))
 
-    initialise = staticmethod(initialise_normal)
+    def initialise(self, module: nn.Module) -> None:
+        """Start `module`, the model or a part of it, anew (section 2.3 of Radford et al. 2019)."""
+        initialise_normal(module)
+        for block in module.modules() if self.config.norm_first else ():
+            if isinstance(block, Block):
+                for layer in (block.attention.layer.out, block.feed_forward.layer.down):
+                    nn.init.normal_(
+                        layer.weight, std=0.02 / math.sqrt(2 * self.config.n_layers)
+                    )
 
     def forward(
         self, ids: Int[Tensor, "b n"], prefix: Int[Tensor, "b"] | None = None
@@ -166,7 +168,7 @@ class GPT(Pretrained, Generates, Decoder):
         mask = None
         if self.config.prefix_lm:
             prefix = ids.new_zeros(ids.shape[0]) if prefix is None else prefix
-            checks.counts(ids.shape[0], prefix=prefix)
+            checks.counts(ids.shape[0], most=ids.shape[1], prefix=prefix)
             mask = prefix_mask(prefix, ids.shape[1])
         elif prefix is not None:
             checks.missing_option("prefix_lm", "prefix")
@@ -200,11 +202,13 @@ class GPT(Pretrained, Generates, Decoder):
         tokens, and for more tokens than the model has positions for.
         """
         checks.ids(self.config.vocab_size, ids=ids)
-        checks.room(ids.shape[1], max_new_tokens, self.config.max_len)
         prompt, padding = (ids, None) if mask is None else _to_the_right(ids, mask)
+        checks.room(prompt.shape[1], max_new_tokens, self.config.max_len)
         # Not a view, for which a compiled step would be compiled once more.
         last = prompt[:, -1].clone(memory_format=torch.contiguous_format)
-        return self.start(prompt[:, :-1], padding, ids.shape[1] - 1 + max_new_tokens), last
+        return self.start(
+            prompt[:, :-1], padding, prompt.shape[1] - 1 + max_new_tokens
+        ), last
 
 # %% ../nbs/09_gpt.ipynb #881acbba
 class GPTForSequenceClassification(Pretrained, nn.Module):
@@ -216,7 +220,7 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
         self.score = nn.Linear(config.d_model, config.n_classes, bias=False)
         self.initialise(self.score)
 
-    initialise = staticmethod(initialise_normal)
+    initialise = GPT.initialise
 
     def forward(
         self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

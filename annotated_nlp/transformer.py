@@ -15,13 +15,19 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from . import checks
-from .attention import CrossAttention, KVCache, Relative, SelfAttention
+from annotated_nlp.attention import (
+    CrossAttention,
+    KVCache,
+    Relative,
+    SelfAttention,
+    causal_mask,
+)
 from .checkpoints import Pretrained
 from .decoding import Generates
 
@@ -32,6 +38,7 @@ def sinusoidal_positions(n: int, d: int) -> Float[Tensor, "n d"]:
     Features 2i and 2i + 1 have the frequency 10000^(-2i/d) (Vaswani et al. 2017, section 3.5).
     Raises ValueError for an odd `d`.
     """
+    checks.integers(n=n, d=d)
     checks.even(d=d)  # each frequency takes a sine and a cosine
     places = torch.arange(n, dtype=torch.float64)
     frequencies = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
@@ -78,8 +85,14 @@ class Positions(nn.Module):
     def _load_from_state_dict(self, *args):
         # The waves are no weights and in no file: a model that was built without values gets them with its weights.
         super()._load_from_state_dict(*args)
-        if self.kind == "sinusoidal" and not self.table.is_meta:
-            self.table.copy_(sinusoidal_positions(*self.table.shape))
+        if self.kind == "sinusoidal":
+            waves = sinusoidal_positions(*self.table.shape)
+            if not self.table.is_meta:
+                self.table.copy_(waves)
+            elif args[2].get(
+                "assign_to_params_buffers"
+            ):  # then on the CPU, as the file's tensors
+                self.table = waves
 
 # %% ../nbs/06_transformer.ipynb #019ee865
 ACTIVATIONS = {
@@ -238,8 +251,8 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """`n_layers` blocks, one after the other, and a last norm if they are pre-norm.
 
-    `shared`: one block, used `n_layers` times (Lan et al. 2020, section 3.1). Set `checkpoint` to True, and in training
-    the activations inside a block are computed again when they are needed, not kept (Chen et al. 2016).
+    `shared`: one block, used `n_layers` times (Lan et al. 2020, section 3.1). Set `checkpoint` to True, and where gradients
+    are asked for the activations inside a block are computed again when they are needed, not kept (Chen et al. 2016).
     """
 
     checkpoint = False
@@ -255,7 +268,7 @@ class Stack(nn.Module):
     ):
         super().__init__()
         checks.integers(n_layers=n_layers)
-        self.n_layers = n_layers
+        self.n_layers, self.shared = n_layers, shared
         different = 1 if shared else n_layers
         self.blocks = nn.ModuleList(
             Block(config, causal=causal, cross=cross) for _ in range(different)
@@ -277,9 +290,10 @@ class Stack(nn.Module):
 
         With `all_layers` a tuple: what came in, then what each layer gave, the last one after the last norm.
         """
-        checks.one_cache_each(caches, self.n_layers)
+        layers = self._layers()
+        checks.one_cache_each(caches, len(layers))
         states = [x]
-        for i, block in enumerate(self._layers()):
+        for i, block in enumerate(layers):
             cache = None if caches is None else caches[i]
             arguments = states[-1], mask, relative, memory, memory_mask, cache, start
             if self.checkpoint and torch.is_grad_enabled():
@@ -300,7 +314,7 @@ class Stack(nn.Module):
         )
 
     def _layers(self) -> list[Block]:
-        return [*self.blocks] if len(self.blocks) > 1 else [self.blocks[0]] * self.n_layers
+        return [self.blocks[0]] * self.n_layers if self.shared else [*self.blocks]
 
 # %% ../nbs/06_transformer.ipynb #1e69be6d
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +347,7 @@ class TransformerConfig(BlockConfig):
         checks.tokens(smaller, pad_id=self.pad_id)
         checks.tokens(self.tgt_vocab_size, bos_id=self.bos_id, eos_id=self.eos_id)
         checks.flags(shared_vocab=self.shared_vocab)
+        checks.one_of(("sinusoidal", "learned", "none"), positions=self.positions)
         if self.shared_vocab:
             checks.one_vocabulary(self.src_vocab_size, self.tgt_vocab_size)
 
@@ -443,6 +458,7 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.config, self.embedding, self.relative = config, embedding, relative
+        self.causal = causal
         self.stack = Stack(config, n_layers, causal=causal, cross=cross)
 
     def forward(self, ids: Int[Tensor, "b n"], **others) -> Float[Tensor, "b n v"]:
@@ -491,21 +507,22 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
         """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
-        start, stop, first, mask = (
-            state.length,
-            state.length + ids.shape[1],
-            state.length,
-            None,
-        )
+        n, start, first, mask = ids.shape[1], state.length, state.length, None
+        checks.filled(start + n, state.caches[0].own.k.shape[2])
         if state.padding is not None:
             first = start - state.padding
-            mask = torch.arange(stop, device=ids.device) >= rearrange(
+            mask = torch.arange(start + n, device=ids.device) >= rearrange(
                 state.padding, "b -> b 1"
             )
+        if (
+            not self.causal and start and n > 1
+        ):  # what follows a prefix is read from left to right
+            pairs = repeat(
+                causal_mask(n, start + n, ids.device), "n m -> b n m", b=ids.shape[0]
+            )
+            mask = pairs if mask is None else pairs & rearrange(mask, "b m -> b 1 m")
         relative = (
-            None
-            if self.relative is None
-            else self.relative(ids.shape[1], start, state.prepared)
+            None if self.relative is None else self.relative(n, start, state.prepared)
         )
         x = self.stack(
             self.embedding(ids, first),
@@ -516,7 +533,7 @@ class Decoder(nn.Module):
             state.caches,
             start,
         )
-        return x, replace(state, length=stop)
+        return x, replace(state, length=start + n)
 
     @torch.no_grad()
     def step(
@@ -603,8 +620,8 @@ class EncoderDecoder(Pretrained, Generates, nn.Module):
         self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
     ):
         """The state and the token from which `generate` writes."""
-        first = torch.full_like(src[:, 0], getattr(self.config, self.first))
-        return self.start(src, mask, max_new_tokens), first
+        state = self.start(src, mask, max_new_tokens)
+        return state, torch.full_like(src[:, 0], getattr(self.config, self.first))
 
     def _real(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         checks.ids(self.src_embedding.tokens.num_embeddings, src=src)
@@ -652,6 +669,10 @@ class Transformer(EncoderDecoder):
         for part in module.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
+            elif isinstance(part, Positions) and part.kind == "learned":
+                nn.init.normal_(part.table, std=part.table.shape[1] ** -0.5)
+            elif isinstance(part, (nn.LayerNorm, nn.RMSNorm)):
+                part.reset_parameters()
         side_by_side = {"query_key_value": 3, "key_value": 2, "up": 1 + self.config.gated}
         for name, part in module.named_modules():
             if isinstance(part, nn.Linear):

@@ -583,6 +583,37 @@ def test_generation_after_a_prefix(kind):
     assert torch.equal(found, prefixes[6])
 
 
+def test_reading_on_after_a_prefix():
+    "Several tokens at once, one by one, or all in one pass: what follows the prefix sees no later token."
+    model, ids = small(prefix_lm=True), torch.randint(29, (2, 9))
+    wanted = model.states(ids, torch.tensor([4, 4])).detach()
+    for pieces in ([5], [2, 3], [1] * 5):
+        state, found = model.start(ids[:, :4]), []
+        for size in pieces:
+            at = state.length
+            x, state = model.read(ids[:, at : at + size], state)
+            found.append(x)
+        close(torch.cat(found, 1), wanted[:, 4:])
+
+
+def test_padding_that_all_rows_have_takes_no_room():
+    model, ids = small(), torch.randint(29, (2, 30))
+    mask = torch.arange(30) >= torch.tensor([[27], [28]])
+    found = model.generate(ids, 10, mask=mask)
+    for row in range(2):
+        assert torch.equal(found[row], model.generate(ids[row : row + 1, mask[row]], 10)[0])
+
+
+def test_a_part_starts_anew_as_a_whole_does():
+    "Residual matrices of a fresh stack too have the smaller spread."
+    model = GPT(GPTConfig(**SMALL | dict(n_layers=4, d_model=64, d_ff=256)))
+    before = {name: p.std().item() for name, p in model.stack.named_parameters() if p.ndim > 1}
+    model.initialise(model.stack)
+    for name, p in model.stack.named_parameters():
+        if p.ndim > 1:
+            assert abs(p.std().item() / before[name] - 1) < 0.1, name
+
+
 # What a hostile user tries
 
 says = partial(messages.says, or_else="shorten|ask|keep|call|none of the")
@@ -685,6 +716,9 @@ test_bad_calls = messages.refused([
     (lambda: write(top_k=3), ["top_k=3", "temperature=1.0"]),
     (lambda: write(beam=3, temperature=1.0), ["beam=3", "temperature=1.0"]),
     (lambda: write(beam=0), ["beam=0"]),
+    (lambda: write(length_penalty=0.5), ["length_penalty=0.5", "beam"]),
+    (lambda: write([[5]]), ["ids", "list"]),
+    (lambda: read(prefix=torch.tensor([9, 2]), prefix_lm=True), ["prefix=[9, 2]", "0 to 5"]),
     # what ids are made of
     (lambda: read(ids_(2, 5).byte()), ["ids", "uint8"]),
     (lambda: read(ids_(2, 5).short()), ["ids", "int16"]),

@@ -841,6 +841,44 @@ def test_states_of_both_sides():
     assert all(map(torch.equal, model.states(src, tgt), (encoder[-1], decoder[-1])))
 
 
+@pytest.mark.parametrize("part", ["encoder", "src_embedding", "decoder.stack.blocks.1"])
+@BOTH
+def test_a_part_starts_anew_as_a_whole_does(part, changes):
+    "No parameter keeps what stood there: norms and learned positions too."
+    model = small(**changes)
+    module = model.get_submodule(part)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.fill_(math.nan)
+    model.initialise(module)
+    fresh = small(**changes).get_submodule(part)
+    for (name, p), wanted in zip(module.named_parameters(), fresh.parameters(), strict=True):
+        assert p.isfinite().all() and abs(p.std(correction=0) - wanted.std(correction=0)) <= 0.3 * wanted.std(correction=0), name
+
+
+def test_one_memory_does_not_serve_all_rows(unchecked):
+    block = Block(block_config(False, "relu"), cross=True)
+    with pytest.raises(ValueError, match="2 rows and a memory of 1: give each row its own"):
+        block(torch.zeros(2, 5, 32), memory=torch.zeros(1, 3, 32))
+
+
+def test_waves_of_a_model_on_meta_that_takes_the_files_tensors():
+    whole = small()
+    with torch.device("meta"):
+        model = Transformer(whole.config)
+    model.load_state_dict(whole.state_dict(), assign=True)
+    src, tgt = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
+    assert torch.equal(model.eval()(src, tgt), whole(src, tgt))
+
+
+def test_maps_of_a_shared_block():
+    stack, x = Stack(block_config(True, "gelu"), 3, shared=True), torch.randn(2, 5, 32)
+    with attention_maps(stack) as maps:
+        stack(x)
+    assert list(maps) == ["blocks.0.attention.layer" + again for again in ("", "#2", "#3")]
+    assert not torch.equal(*[*maps.values()][:2])
+
+
 def test_one_block_many_times():
     "ALBERT's sharing: the parameters of one block, the outputs of a stack whose blocks are equal, a cache for each layer."
     config, x = block_config(True, "gelu"), torch.randn(2, 5, 32)
