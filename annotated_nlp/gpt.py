@@ -98,9 +98,9 @@ def prefix_mask(prefix: Int[Tensor, "b"], n: int) -> Bool[Tensor, "b n n"]:
 
     Raffel et al. 2020, section 3.2.1 and figure 3.
     """
-    place = torch.arange(n, device=prefix.device)
-    causal = rearrange(place, "i -> i 1") >= place
-    return causal | (place < rearrange(prefix, "b -> b 1 1"))
+    position = torch.arange(n, device=prefix.device)
+    causal = rearrange(position, "i -> i 1") >= position
+    return causal | (position < rearrange(prefix, "b -> b 1 1"))
 
 # %% ../nbs/09_gpt.ipynb #30ca1815
 def _to_the_right(
@@ -195,7 +195,7 @@ class GPT(Pretrained, Generates, Decoder):
 
     def begin(
         self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None, max_new_tokens: int
-    ):
+    ) -> tuple[DecoderState, Int[Tensor, "b"]]:
         """The state and the token from which `generate` writes on.
 
         With `prefix_lm` the prompt is the prefix, but for its last token. Raises ValueError for a prompt without

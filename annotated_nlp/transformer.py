@@ -618,7 +618,7 @@ class EncoderDecoder(Pretrained, Generates, nn.Module):
 
     def begin(
         self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
-    ):
+    ) -> tuple[DecoderState, Int[Tensor, "b"]]:
         """The state and the token from which `generate` writes."""
         state = self.start(src, mask, max_new_tokens)
         return state, torch.full_like(src[:, 0], getattr(self.config, self.first))
@@ -690,7 +690,7 @@ class Transformer(EncoderDecoder):
 
     def begin(
         self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
-    ):
+    ) -> tuple[DecoderState, Int[Tensor, "b"]]:
         """`EncoderDecoder.begin`. Raises ValueError for more tokens than there are positions."""
         checks.length(max_new_tokens, self.config.max_len)
         return super().begin(src, mask, max_new_tokens)
