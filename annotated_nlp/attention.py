@@ -381,9 +381,8 @@ def local_attention(
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
     q = rearrange(F.pad(q, (0, 0, 0, fill)), "b h (c r) k -> (b c) h r k", r=r)
-    k, v = (
-        F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v)
-    )  # a block and its neighbours
+    # a block and its neighbours
+    k, v = (F.pad(x, (0, 0, r, r + fill)).unfold(2, 3 * r, r) for x in (k, v))
     k, v = (rearrange(x, "b h c k u -> (b c) h u k") for x in (k, v))
     visible = rearrange(
         F.pad(mask, (r, r + fill)).unfold(1, 3 * r, r), "b c u -> (b c) 1 1 u"

@@ -327,9 +327,8 @@ class BertForQuestionAnswering(OnTrunk):
     """Where in the second segment the answer to the first begins and ends (section 4.2)."""
 
     def __init__(self, config: BertConfig):
-        config = replace(
-            config, n_classes=2
-        )  # the file counts a span's two ends as classes
+        # the file counts a span's two ends as classes
+        config = replace(config, n_classes=2)
         super().__init__(config, span=nn.Linear(config.d_model, 2))
 
     def forward(

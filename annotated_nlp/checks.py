@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
-           'equal', 'instances', 'missing_option', 'some', 'none', 'room_for', 'documents', 'seen', 'ids', 'step_ids',
-           'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each',
-           'continued', 'one_value_each', 'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if',
-           'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules',
-           'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'not_empty',
-           'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable',
-           'readable', 'pictures', 'grid', 'two_heads', 'square_maps']
+           'equal', 'instances', 'missing_option', 'together', 'some', 'none', 'room_for', 'documents', 'seen', 'ids',
+           'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length', 'room', 'filled', 'cache',
+           'one_cache_each', 'continued', 'one_value_each', 'attention_sizes', 'one_memory_each', 'attention_mask',
+           'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions',
+           'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows', 'same_device',
+           'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable',
+           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -150,6 +150,12 @@ def missing_option(option: str, argument: str) -> NoReturn:
     raise ValueError(
         f"{argument} is given, but this model was made without {option}; make it with {option}=True"
     )
+
+
+def together(why: str, **values: Any) -> NoReturn:
+    """Refuse values that each are right and together are not."""
+    said = " and ".join(f"{name}={value!r}" for name, value in values.items())
+    raise ValueError(f"{said} can't be: {why}")
 
 
 def some(found: Sized, otherwise: str) -> None:

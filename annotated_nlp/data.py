@@ -459,9 +459,8 @@ _NOT_PROSE = re.compile(
 def _paragraphs(text: str) -> Iterator[str]:
     """Paragraphs of running text on one line each: no code, grammar, tables and headings, and no markup."""
     for block in re.split(r"\n\s*\n", text):
-        bullet = re.match(
-            r"\s*(?:[*-]|\d+\.) +(?=\S)", block
-        )  # a list item's text is a paragraph as well
+        # a list item's text is a paragraph as well
+        bullet = re.match(r"\s*(?:[*-]|\d+\.) +(?=\S)", block)
         block = textwrap.dedent(
             block if bullet is None else " " * bullet.end() + block[bullet.end() :]
         )
@@ -570,9 +569,8 @@ def handwritten_digits(*, split: str = "train", seed: int = 0) -> Corpus[Image]:
     """
     checks.one_of(SPLITS, split=split)
     dealt = _deal(_digits(), split, seed)
-    rows = tuple(
-        Image(image.clone(), label) for image, label in dealt
-    )  # the caller may change them
+    # the caller may change them
+    rows = tuple(Image(image.clone(), label) for image, label in dealt)
     return Corpus(rows, "handwritten digits", split, _versions("scikit-learn"), "CC BY 4.0")
 
 # %% ../nbs/01_data.ipynb #c2157f7d
@@ -693,9 +691,8 @@ def _local_files(folder: Path, config: str | None, split: str) -> list[str]:
     """A local copy's files of one split: one file or all its shards, in one folder and format."""
     inside = config is not None and (folder / config).is_dir()
     root = folder / config if inside else folder
-    find = (
-        root.rglob if inside or config is None else root.glob
-    )  # not in other configurations
+    # not in other configurations
+    find = root.rglob if inside or config is None else root.glob
     names = "validation|valid|val|dev" if split == "validation" else split
     pattern = re.compile(rf"(?:{names})(?:-\d+-of-\d+)?\.(?:parquet|jsonl|json)")
     files = sorted(path for path in find("*") if pattern.fullmatch(path.name))
@@ -841,9 +838,8 @@ class _Batches:
             else torch.arange
         )
         order = torch.as_tensor(permutation(len(self.rows))).tolist()
-        if (
-            self.keys
-        ):  # Python's sort is stable: rows with equal keys stay in shuffled order
+        # Python's sort is stable: rows with equal keys stay in shuffled order
+        if self.keys:
             order.sort(key=self.keys.__getitem__)
         groups = [order[i * self.size : (i + 1) * self.size] for i in range(len(self))]
         if self.keys:

@@ -40,9 +40,7 @@ class Decoded(NamedTuple):
     """One sequence for each row of a batch."""
 
     ids: Int[Tensor, "b n"]  # new tokens, the stop token included, then `pad_id`
-    scores: Float[
-        Tensor, "b"
-    ]  # sums of natural log-probabilities, the stop token's included
+    scores: Float[Tensor, "b"]  # sums of natural log-probabilities, with the stop token's
     lengths: Int[Tensor, "b"]  # number of new tokens, the stop token included
 
 # %% ../nbs/04_decoding.ipynb #174299c2
@@ -125,15 +123,13 @@ def _best(
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """The `n` best of each row and their places, best first; of equals, the first."""
     c = scores.shape[1]
-    values, places = scores.topk(
-        min(n + 1, c)
-    )  # one more, to see whether it equals the n-th
+    # one more, to see whether it equals the n-th
+    values, places = scores.topk(min(n + 1, c))
     least = values[:, n - 1 : n]
     looks_cost = scores.device.type not in _LOOK_EVERY  # a GPU would have to wait
     if looks_cost or (values[:, n:] == least).any():
-        early = torch.arange(
-            c, 0, -1, dtype=torch.int32, device=scores.device
-        )  # c for the first
+        # c for the first
+        early = torch.arange(c, 0, -1, dtype=torch.int32, device=scores.device)
         rank = torch.where(scores > least, early + c, early * (scores == least))
         places = rank.topk(n).indices
     places = places[:, :n].sort().values
@@ -181,9 +177,8 @@ def beam_search(
     checks.last_tokens(start)
     checks.integers(beam=beam, max_new_tokens=max_new_tokens)
     checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
-    checks.within(
-        "[0, 10]", length_penalty=length_penalty
-    )  # above, scores over a power of the length underflow
+    # above, scores over a power of the length underflow
+    checks.within("[0, 10]", length_penalty=length_penalty)
     b, rows = len(start), torch.arange(len(start), device=start.device)
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)
     live_scores = torch.full((b, beam), -math.inf, device=start.device)
@@ -198,9 +193,8 @@ def beam_search(
         # Grow every live hypothesis by every token; the 2k best of each sentence are candidates.
         log_probs = rearrange(log_probs, "(b k) v -> b k v", b=b)
         alive, v = live_scores > -math.inf, log_probs.shape[-1]
-        broken |= (alive & log_probs[:, :, 0].isnan()).any(
-            1
-        )  # a broken row is NaN throughout
+        # a broken row is NaN throughout
+        broken |= (alive & log_probs[:, :, 0].isnan()).any(1)
         grown = torch.where(
             alive[:, :, None], live_scores[:, :, None] + log_probs, -math.inf
         )

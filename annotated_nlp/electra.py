@@ -81,9 +81,8 @@ class ElectraForMaskedLM(BertForMaskedLM):
     trunk_class = Electra
 
     def __init__(self, config: ElectraConfig):
-        super().__init__(
-            config, activation="gelu"
-        )  # in the authors' code, whatever the blocks have
+        # in the authors' code, whatever the blocks have
+        super().__init__(config, activation="gelu")
 
 # %% ../nbs/13_electra.ipynb #14361aa6
 class DiscriminatorHead(nn.Module):

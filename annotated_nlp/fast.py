@@ -22,9 +22,8 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from . import checks
 
 # %% ../nbs/fast.ipynb #9d1e0f5d
-_PRODUCT = getattr(
-    torch.ops.mkldnn, "_linear_pointwise", None
-)  # None: PyTorch was built without oneDNN
+# None: PyTorch was built without oneDNN
+_PRODUCT = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,9 +154,8 @@ def _why_left(layer: nn.Module) -> str | None:
     if "forward" in vars(layer):
         return "its forward was replaced"
     kinds = {type(p) for p in layer._parameters.values() if p is not None}
-    if set(layer._parameters) != {"weight", "bias"} or kinds != {
-        nn.Parameter
-    }:  # pruned, or quantized by torchao
+    # pruned, or quantized by torchao
+    if set(layer._parameters) != {"weight", "bias"} or kinds != {nn.Parameter}:
         return "its weight or bias isn't a plain parameter"
     weight = layer.weight
     if weight.dtype != torch.float32 or weight.device.type != "cpu":

@@ -199,9 +199,8 @@ def read_span(reader: Reader, row: tuple, labels: Sequence[str]) -> Example:
     }
     begin, end = row.starts[0], row.starts[0] + len(row.answers[0])
     inside = [i for i, (a, b) in places.items() if begin < b and a < end]
-    whole = (
-        inside and places[inside[-1]][1] >= end - 1
-    )  # else the answer was cut off with the passage's end
+    # else the answer was cut off with the passage's end
+    whole = inside and places[inside[-1]][1] >= end - 1
     return Example(*packed, [inside[0], inside[-1]] if whole else [-100, -100], places)
 
 

@@ -112,7 +112,7 @@ def _to_the_right(
     """
     checks.mask(ids.shape, "tokens", mask=mask)
     padding = (~mask).sum(1)
-    least, most = int(padding.min()), int(padding.max())
+    least, most = torch.stack(padding.aminmax()).tolist()  # one wait for the device
     checks.prompts(most, ids.shape[1], padding)
     order = mask.int().argsort(dim=1, stable=True)
     return ids.gather(1, order)[:, least:], padding - least if most > least else None

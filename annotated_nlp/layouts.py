@@ -393,9 +393,8 @@ _GPT1 = replace(
         "embedding.positions.table": "positions_embed.weight",
     }
     | _GPT_BLOCKS,
-    values={
-        "activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}
-    },  # theirs is the tanh form
+    # theirs is the tanh form
+    values={"activation": {"gelu_tanh": ("gelu",), "relu": ("relu",)}},
     expects={"tie_word_embeddings": True},
     writes={},
 )

@@ -391,9 +391,8 @@ def cross_entropy(
     """
     checks.within("[0, 1]", smoothing=smoothing)
     checks.targets(logits, targets, mask)
-    logits = logits.masked_fill(
-        ~mask[..., None], 0.0
-    )  # so that NaN there spoils no gradient
+    # so that NaN there spoils no gradient
+    logits = logits.masked_fill(~mask[..., None], 0.0)
     log_probs = logits.log_softmax(
         -1, dtype=torch.promote_types(logits.dtype, torch.float32)
     )

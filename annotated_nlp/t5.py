@@ -43,9 +43,8 @@ def relative_buckets(
         n_buckets //= 2
         side, distance = n_buckets * (offsets > 0), offsets.abs()
     exact = n_buckets // 2
-    checks.integers(
-        exact + 1, max_distance=max_distance
-    )  # the nearest `exact` distances have a bucket of their own
+    # the nearest `exact` distances have a bucket of their own
+    checks.integers(exact + 1, max_distance=max_distance)
     growth = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = exact + (growth * (n_buckets - exact)).to(offsets.dtype)
     return side + torch.where(distance < exact, distance, far.clamp(max=n_buckets - 1))
@@ -101,9 +100,8 @@ class T5Config(BlockConfig):
 
     def __post_init__(self):
         if self.n_decoder_layers is None:
-            object.__setattr__(
-                self, "n_decoder_layers", self.n_layers
-            )  # the dataclass is frozen
+            # the dataclass is frozen
+            object.__setattr__(self, "n_decoder_layers", self.n_layers)
         super().__post_init__()
         checks.sizes(self, "vocab_size n_layers n_decoder_layers")
         checks.integers(4, n_buckets=self.n_buckets)

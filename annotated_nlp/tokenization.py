@@ -181,9 +181,8 @@ class BPE:
     Raises ValueError for a vocabulary without `[UNK]` and for merges that don't belong to it.
     """
 
-    alphabet = (
-        frozenset()
-    )  # characters that enter the vocabulary even if the texts lack them
+    # characters that enter the vocabulary even if the texts lack them
+    alphabet = frozenset()
     memo = 100_000  # so many words are remembered with their pieces
     words, text = staticmethod(split_words), staticmethod(join_words)
 
@@ -495,9 +494,8 @@ def train_tokenizer(
     settings = {"vocab_size": limit, "special_tokens": SPECIALS, "show_progress": False}
     if kind in ("word", "char"):
         trainer = trainers.WordLevelTrainer(**settings)
-    elif (
-        kind == "wordpiece"
-    ):  # only special tokens keep their order: the alphabet goes as such
+    # only special tokens keep their order: the alphabet goes as such
+    elif kind == "wordpiece":
         settings["special_tokens"] = list(vocab)
         trainer = trainers.WordPieceTrainer(min_frequency=2, **settings)
     else:
@@ -651,9 +649,8 @@ def _unigram(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
         raise ValueError("spiece.model is cut short")
     if trainer.get(3, 1) != 1:
         raise ValueError("spiece.model isn't a unigram model")
-    if (extra := said.get("extra_ids", 0)) > len(
-        pieces
-    ):  # a damaged number shall not fill the memory
+    # a damaged number shall not fill the memory
+    if (extra := said.get("extra_ids", 0)) > len(pieces):
         raise ValueError(f"extra_ids={extra} are more than its pieces")
     spans = [f"<extra_id_{i}>" for i in reversed(range(extra))]
     pieces += [(span, 0.0) for span in spans]
@@ -923,9 +920,8 @@ def load(name: str | os.PathLike, revision: str | None = None) -> Tokenizer:
             _add(tokenizer, said, tokens)
             _frame(tokenizer, family, said, tokens)
         tokenizer.encode_special_tokens = bool(said.get("split_special_tokens"))
-    except (
-        BaseException
-    ) as error:  # of the files' readers, which raise anything and sometimes panic
+    # of the files' readers, which raise anything and sometimes panic
+    except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         what = f"{type(error).__name__}: {error}"

@@ -52,9 +52,8 @@ def linear(t: int, steps: int, warmup: int) -> float:
 
     Devlin et al. 2019, appendix A.2.
     """
-    warmup = max(
-        1, warmup
-    )  # without one the first update has the full rate, as with a warm-up of one
+    # without one the first update has the full rate, as with a warm-up of one
+    warmup = max(1, warmup)
     return t / warmup if t < warmup else (steps + 1 - t) / (steps + 1 - warmup)
 
 
@@ -206,18 +205,12 @@ def _write(path: Path, text: str) -> None:
 class History:
     """What a run did, one entry an update: loss, rate, gradient's norm before clipping, tokens, seconds."""
 
-    loss: list[float] = field(
-        default_factory=list
-    )  # mean over the update's tokens, in the loss's unit
+    loss: list[float] = field(default_factory=list)  # mean over the update's tokens
     lr: list[float] = field(default_factory=list)
     norm: list[float] = field(default_factory=list)
-    tokens: list[float] = field(
-        default_factory=list
-    )  # as the loss function counts; 1 a batch if it doesn't
+    tokens: list[float] = field(default_factory=list)  # or batches, as the loss counts
     seconds: list[float] = field(default_factory=list)
-    metrics: list[dict] = field(
-        default_factory=list
-    )  # what `evaluate` gave, with the update as "step"
+    metrics: list[dict] = field(default_factory=list)  # of `evaluate`, and the "step"
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -499,9 +492,8 @@ def _gradients(
     sums = torch.zeros(2, device=accelerator.device)
     mine = group[accelerator.process_index :: accelerator.num_processes]
     for i, (number, batch) in enumerate(mine):
-        _seed_all(
-            seed, "model", number
-        )  # dropout depends on the batch, not on who computes it or when
+        # dropout depends on the batch, not on who computes it or when
+        _seed_all(seed, "model", number)
         with nullcontext() if i == len(mine) - 1 else accelerator.no_sync(model):
             result = loss(model, send_to_device(batch, accelerator.device))
             mean, tokens = result if isinstance(result, tuple) else (result, 1)
@@ -523,9 +515,8 @@ def _gradients(
             f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn"
         )
     for p in model.parameters():
-        if (
-            p.grad is not None
-        ):  # the processes' gradients were averaged; we want their sum, for each token
+        # the processes' gradients were averaged; we want their sum, for each token
+        if p.grad is not None:
             p.grad.mul_(accelerator.num_processes / tokens)
     return total / tokens, tokens
 
@@ -674,9 +665,8 @@ def _wrapped(
         finally:
             model.zero_grad()
             accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
-            if (
-                not own_forward
-            ):  # unwrapping leaves the class's method behind as an attribute of the model
+            # unwrapping leaves the class's method behind as an attribute of the model
+            if not own_forward:
                 vars(model).pop("forward", None)
             model.eval()
 
@@ -820,9 +810,8 @@ def fit(
         _wrapped(accelerator, model, compile, checkpoint) as wrapped,
         _Display(len(history), steps, live, main=accelerator.is_main_process) as display,
     ):
-        for t in range(
-            max(1, len(history)), steps + 1
-        ):  # the last update's evaluation may still be due
+        # the last update's evaluation may still be due
+        for t in range(max(1, len(history)), steps + 1):
             if t > len(history):
                 rate, group = (
                     plan["lr"] * float(schedule(t, steps, warmup)),
@@ -909,9 +898,8 @@ class Shape:
     @property
     def target_matrices(self) -> int:
         """Matrix entries that a predicting position is multiplied with: blocks, output layer, `extra`."""
-        cross = (
-            2 * self.d_model * self.width if self.encoder_layers else 0
-        )  # query and output of cross-attention
+        # query and output of cross-attention
+        cross = 2 * self.d_model * self.width if self.encoder_layers else 0
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff + cross
         return self.n_layers * block + self.vocab_size * self.d_model + self.extra
 

@@ -89,9 +89,8 @@ class Positions(nn.Module):
             waves = sinusoidal_positions(*self.table.shape)
             if not self.table.is_meta:
                 self.table.copy_(waves)
-            elif args[2].get(
-                "assign_to_params_buffers"
-            ):  # then on the CPU, as the file's tensors
+            # then on the CPU, as the file's tensors
+            elif args[2].get("assign_to_params_buffers"):
                 self.table = waves
 
 # %% ../nbs/06_transformer.ipynb #019ee865
@@ -514,9 +513,8 @@ class Decoder(nn.Module):
             mask = torch.arange(start + n, device=ids.device) >= rearrange(
                 state.padding, "b -> b 1"
             )
-        if (
-            not self.causal and start and n > 1
-        ):  # what follows a prefix is read from left to right
+        # what follows a prefix is read from left to right
+        if not self.causal and start and n > 1:
             pairs = repeat(
                 causal_mask(n, start + n, ids.device), "n m -> b n m", b=ids.shape[0]
             )
