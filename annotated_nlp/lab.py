@@ -10,8 +10,10 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
 from numbers import Real
@@ -173,6 +175,20 @@ class Experiment:
         self.started = time.perf_counter()
         if not self.is_full:
             self.check_stored()
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where a run keeps its checkpoints: a killed full run goes on from there, a quick one leaves nothing.
+
+        Full: a folder of the experiment's name in `ANNOTATED_NLP_RUNS`, by default in the user's cache.
+        """
+        if not self.is_full:
+            self._scratch = tempfile.TemporaryDirectory()
+            return Path(self._scratch.name)
+        runs = os.environ.get("ANNOTATED_NLP_RUNS", "~/.cache/annotated_nlp/runs")
+        folder = Path(runs).expanduser() / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def check_stored(self) -> None:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."
