@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from hashlib import blake2b
+from importlib.resources import files as package_files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
@@ -45,12 +46,16 @@ _DTYPES = {
 }
 
 # %% ../nbs/checkpoints.ipynb #a8952a83
+_OWN = "annotated-nlp/"
+
+
 def find_folder(
     name: str | os.PathLike, wanted: Iterable[str], revision: str | None = None
 ) -> Path:
     """The local folder of that name, or a folder with the files `wanted` of the hub's model.
 
-    `wanted` are names or patterns; not all need exist. Raises FileNotFoundError for a name that
+    "annotated-nlp/..." are the book's own models, which come with the package. `wanted` are names
+    or patterns; not all need exist. Raises FileNotFoundError for a name that
     isn't there, NotADirectoryError for a file, ConnectionError when the hub can't be reached.
     """
     wanted = list(wanted)
@@ -62,6 +67,12 @@ def find_folder(
             f"{folder} is a file: give the folder that holds {wanted[0]} and {wanted[1]}"
         )
     here = f"no folder {str(name)!r} here"
+    if isinstance(name, str) and name.startswith(_OWN):
+        models = Path(str(package_files("annotated_nlp") / "models"))
+        own = {_OWN + path.name: path for path in sorted(models.glob("*"))}
+        if name not in own:
+            raise FileNotFoundError(f"{here}; the book's own models are {', '.join(own)}")
+        return own[name]
     try:
         if not isinstance(name, str):
             raise HFValidationError
