@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
+from annotated_nlp.transformer import TransformerConfig
 from parity import DEVICES, close, lengths
 from twins import PRECISIONS, TABLE, each, over, parameters, same_gradients
 
@@ -218,6 +219,21 @@ def test_settings_are_fixed_once_made(row):
     (name, value), = row.never.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
         replace(config, **row.never)
+
+
+@over()
+def test_another_configuration(row, unchecked):
+    "What is none, or another's of the same name, is told from ours; a copy is made without one."
+    ours = row.config(**row.small)
+    theirs = row.theirs.config_class()
+    for given, words in ((None, ["NoneType"]), (dict(row.small), ["dict"]), (row.config, ["the class", "object"]), (theirs, ["of annotated_nlp.", "not of transformers.", type(theirs).__name__]),
+                         (TransformerConfig(src_vocab_size=9, tgt_vocab_size=9), ["TransformerConfig"])):
+        for call in (lambda: row.ours(given), lambda: row.ours(config=given)):
+            with pytest.raises(TypeError, match=messages.says("config is", *words)):
+                call()
+    with pytest.raises(TypeError, match="config"):
+        row.ours()
+    assert copy.deepcopy(row.ours(config=ours)).config == ours
 
 
 # What is not given
