@@ -228,9 +228,9 @@ def test_another_configuration(row, unchecked):
     theirs = row.theirs.config_class()
     for given, words in ((None, ["NoneType"]), (dict(row.small), ["dict"]), (row.config, ["the class", "object"]), (theirs, ["of annotated_nlp.", "not of transformers.", type(theirs).__name__]),
                          (TransformerConfig(src_vocab_size=9, tgt_vocab_size=9), ["TransformerConfig"])):
-        for call in (lambda: row.ours(given), lambda: row.ours(config=given)):
+        for args, named in (((given,), {}), ((), dict(config=given))):
             with pytest.raises(TypeError, match=messages.says("config is", *words)):
-                call()
+                row.ours(*args, **named)
     with pytest.raises(TypeError, match="config"):
         row.ours()
     assert copy.deepcopy(row.ours(config=ours)).config == ours

@@ -464,9 +464,9 @@ def test_ids_of_32_bits_are_ids():
 
 
 def test_no_configuration(unchecked):
-    for given in (None, dict(src_vocab_size=9)):
-        with pytest.raises(TypeError, match=f"config is {type(given).__name__}, give Seq2SeqConfig"):
-            Seq2Seq(given)
+    for config in (None, dict(src_vocab_size=9)):
+        with pytest.raises(TypeError, match=f"config is {type(config).__name__}, give Seq2SeqConfig"):
+            Seq2Seq(config)
 
 
 def test_an_empty_row_encodes_as_zeros_where_it_is_not_refused():
