@@ -10,7 +10,7 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions',
            'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows', 'same_device',
            'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable',
-           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms']
+           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -797,4 +797,20 @@ def arms(axes: str, paired: bool, **arms: Tensor) -> None:
     if (paired or one.ndim == other.ndim) and one.shape != other.shape:
         raise ValueError(
             f"{here} of shape {tuple(one.shape)} and {there} of shape {tuple(other.shape)} must have as many seeds each"
+        )
+
+
+def claim(known: Iterable[str], number: str, entry: Mapping) -> None:
+    """Refuse what an experiment can't say of a claim: an unknown number, a missing key, an interval turned round."""
+    one_of(known, claim=number)
+    keys = ("effect", "low", "high", "n_test", "seeds", "unit")
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(
+            f"claim {number} is stored without {', '.join(missing)}: give what lab.difference returns"
+        )
+    within("(-inf, inf)", **{key: entry[key] for key in ("effect", "low", "high")})
+    integers(n_test=entry["n_test"], seeds=entry["seeds"])
+    if entry["low"] > entry["high"]:
+        raise ValueError(
+            f"claim {number} has low={entry['low']} above high={entry['high']}: change them round"
         )
