@@ -78,6 +78,17 @@ def test_interval_covers_what_is_known():
     assert 89 <= covered <= 99
 
 
+@pytest.mark.parametrize("n_seeds, share", [(2, 0.63), (3, 0.84), (5, 0.91)])
+def test_few_seeds_cover_less(n_seeds, share):
+    "What the laboratory's page says of the extreme in which chance lies in the seeds alone."
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    covered = 0
+    for _ in range(300):
+        found = lab.difference(*(draw(n_seeds, 1) + 0.05 * draw(n_seeds, 20) for _ in range(2)), resamples=300)
+        covered += found["low"] <= 0 <= found["high"]
+    assert covered / 300 == pytest.approx(share, abs=0.06)
+
+
 def test_rows_that_no_seed_made():
     "A rule has items alone; only the other arm's seeds are drawn."
     first, second = scores(3, 400, seed=1), scores(400, seed=2)
