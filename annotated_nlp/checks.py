@@ -10,7 +10,7 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'attention_mask', 'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token',
            'distributions', 'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets',
            'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each',
-           'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps']
+           'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -789,4 +789,48 @@ def square_maps(maps: Sequence[Tensor]) -> None:
     ):
         raise ValueError(
             f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n"
+        )
+
+# %% ../nbs/checks.ipynb #7b1c0e42
+def arms(axes: str, paired: bool, **arms: Tensor) -> None:
+    """Refuse the scores of two arms that are empty, not finite, or not of the same items and as many seeds.
+
+    `axes` names the axes of an arm without seeds: "items", or "items, parts".
+    """
+    least = len(axes.split(", "))
+    for name, x in arms.items():
+        if x.ndim not in (least, least + 1) or 0 in x.shape:
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} must have the axes (seeds, {axes}) or ({axes}), none of them empty"
+            )
+        if not x.isfinite().all():
+            at = tuple(x.isfinite().logical_not().nonzero()[0].tolist())
+            raise ValueError(
+                f"{name} holds {x[at].item()} at {at}: give a score to every item, 0 where a run failed"
+            )
+    (here, one), (there, other) = arms.items()
+    if one.shape[-least:] != other.shape[-least:]:
+        raise ValueError(
+            f"{here} has {axes} of shape {tuple(one.shape[-least:])} and {there} {tuple(other.shape[-least:])}: both "
+            "arms must answer the same items, in the same order"
+        )
+    if (paired or one.ndim == other.ndim) and one.shape != other.shape:
+        raise ValueError(
+            f"{here} of shape {tuple(one.shape)} and {there} of shape {tuple(other.shape)} must have as many seeds each"
+        )
+
+
+def claim(known: Iterable[str], number: str, entry: Mapping) -> None:
+    """Refuse what an experiment can't say of a claim: an unknown number, a missing key, an interval turned round."""
+    one_of(known, claim=number)
+    keys = ("effect", "low", "high", "n_test", "seeds", "unit")
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(
+            f"claim {number} is stored without {', '.join(missing)}: give what lab.difference returns"
+        )
+    within("(-inf, inf)", **{key: entry[key] for key in ("effect", "low", "high")})
+    integers(n_test=entry["n_test"], seeds=entry["seeds"])
+    if entry["low"] > entry["high"]:
+        raise ValueError(
+            f"claim {number} has low={entry['low']} above high={entry['high']}: change them round"
         )
