@@ -353,7 +353,7 @@ def _modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, 
     found = {
         name: module for name, module in model.named_modules() if isinstance(module, kinds)
     }
-    checks.some(
+    checks.require(
         found,
         f"{type(model).__name__} has no {' or '.join(kind.__name__ for kind in kinds)} module to record",
     )
@@ -370,13 +370,16 @@ def local_attention(
 ) -> Float[Tensor, "b h n w"]:
     """Attention to `window` / 2 positions on each side (Beltagy et al. 2020, section 3.1), linear in n.
 
-    `mask` is True at keys that may be attended to. Raises ValueError for a `window` that is odd or below 2.
+    `mask` is True at keys that may be attended to. Raises ValueError for a `window` that is odd or below 2,
+    and for keys, values and a mask that don't fit.
     """
     checks.integers(2, window=window)
     checks.even(window=window)
     b, _, n, _ = q.shape
     if mask is not None:
         checks.mask((b, n), "keys that may be attended to", mask=mask)
+    checks.same_shape(q=q, k=k)
+    checks.one_value_each(n, v.shape[2])
     r = window // 2
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask

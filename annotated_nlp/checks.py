@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
-           'equal', 'instances', 'missing_option', 'together', 'some', 'none', 'room_for', 'documents', 'seen', 'ids',
-           'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length', 'room', 'filled', 'cache',
-           'one_cache_each', 'continued', 'one_value_each', 'attention_sizes', 'one_memory_each', 'attention_mask',
-           'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions',
-           'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows', 'same_device',
-           'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable',
-           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms']
+           'equal', 'instances', 'missing_option', 'together', 'require', 'room_for', 'documents', 'seen', 'ids',
+           'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape', 'chosen', 'length', 'room',
+           'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each', 'attention_sizes', 'one_memory_each',
+           'attention_mask', 'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token',
+           'distributions', 'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets',
+           'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each',
+           'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from reprlib import Repr
@@ -139,10 +139,16 @@ def equal(why: str, settings: str, **configs: Any) -> None:
 
 
 def instances(kind: type, **values: Any) -> None:
-    """Refuse objects of another class, with TypeError."""
+    """Refuse objects of another class, with TypeError; others have classes of the same names."""
     for name, value in values.items():
         if not isinstance(value, kind):
-            raise TypeError(f"{name} is {type(value).__name__}, give {kind.__name__}")
+            its = type(value)
+            came = f"{its.__name__}, give {kind.__name__}"
+            if isinstance(value, type):
+                came = f"the class {value.__name__}, give an object of {kind.__name__}"
+            elif its.__module__ != "builtins":
+                came += f" of {kind.__module__}, not of {its.__module__}"
+            raise TypeError(f"{name} is {came}")
 
 
 def missing_option(option: str, argument: str) -> NoReturn:
@@ -158,15 +164,9 @@ def together(why: str, **values: Any) -> NoReturn:
     raise ValueError(f"{said} can't be: {why}")
 
 
-def some(found: Sized, otherwise: str) -> None:
-    """Refuse to go on with nothing."""
-    if not len(found):
-        raise ValueError(otherwise)
-
-
-def none(found: Sized, otherwise: str) -> None:
-    """Refuse what should not be there."""
-    if len(found):
+def require(condition: Any, otherwise: str) -> None:
+    """Refuse to go on, with this message, where a condition doesn't hold: not True, or nothing in it."""
+    if not condition:
         raise ValueError(otherwise)
 
 
@@ -270,13 +270,34 @@ def counts(rows: int, most: int | None = None, **named: Tensor) -> None:
 
 def labels(n_classes: int, images: Tensor, labels: Tensor) -> None:
     """Refuse labels that aren't one integer a row of `images`; on the CPU also classes that there aren't."""
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
+    if (
+        not isinstance(labels, Tensor)
+        or labels.shape != images.shape[:1]
+        or labels.is_floating_point()
+    ):
         raise ValueError(
             f"labels is {_shape(labels)}; it must be integers of shape ({images.shape[0]},), a class for each image"
         )
     if seen(labels) and not 0 <= labels.min() <= labels.max() < n_classes:
         raise ValueError(
             f"labels go from {labels.min()} to {labels.max()}; they must be classes, 0 to {n_classes - 1}"
+        )
+
+
+def labels_or_shares(logits: Tensor, given: Tensor) -> None:
+    """Refuse labels that are neither a class for each row of `logits` (b c) nor a distribution over the classes.
+
+    On the CPU also classes that there aren't, and rows that don't sum to 1.
+    """
+    shares = isinstance(given, Tensor) and given.is_floating_point()
+    if not (shares and given.shape == logits.shape):
+        return labels(logits.shape[1], logits, given)
+    if seen(given):
+        sums = given.sum(1)
+        require(
+            given.min() >= 0 and (sums - 1).abs().max() < 0.02,  # not so of NaN
+            f"labels has rows that sum to {sums.min():.3g} to {sums.max():.3g} and entries from {given.min():.3g} on; as floats "
+            "they must be shares of the classes, at least 0 and 1 in sum",
         )
 
 
@@ -468,6 +489,7 @@ def writing_rules(
     length_penalty: float,
     top_k: int | None,
     top_p: float | None,
+    generator: torch.Generator | None,
 ) -> None:
     """Refuse a beam together with a temperature, and what would be without effect."""
     within("[0, inf)", temperature=temperature)
@@ -484,6 +506,12 @@ def writing_rules(
             f"top_k={top_k}, top_p={top_p} with temperature=0, at which nothing is drawn: give temperature=1.0, or "
             "drop the cut"
         )
+    require(
+        temperature != 0 or generator is None,
+        "generator is given with temperature=0, at which nothing is drawn: give temperature=1.0, or drop it",
+    )
+    if generator is not None:
+        instances(torch.Generator, generator=generator)
 
 # %% ../nbs/checks.ipynb #5be2f9a3
 def texts(texts: Iterable[str]) -> list[str]:
@@ -586,18 +614,11 @@ def same_device(**named: Tensor) -> None:
             )
 
 # %% ../nbs/checks.ipynb #a91c3e5d
-def not_empty(remedy: str, **named: Sequence) -> None:
-    """Refuse what has nothing in it; `remedy` says what to give."""
-    for name, value in named.items():
-        if not len(value):
-            raise ValueError(f"{name} is empty: {remedy}")
-
-
 def text(tokens: Sequence, **choices: Sequence) -> None:
     """Refuse a text that is no list of tokens or has none, and choices that aren't one for each token."""
     if isinstance(tokens, Tensor):  # its entries equal no marker
         raise TypeError("tokens is a tensor; give a list, tokens.tolist()")
-    not_empty("drop texts without tokens", tokens=tokens)
+    require(len(tokens), "tokens is empty: drop texts without tokens")
     for name, choice in choices.items():
         if len(choice) != len(tokens):
             raise ValueError(
@@ -758,8 +779,7 @@ def square_maps(maps: Sequence[Tensor]) -> None:
     """Refuse what is no sequence of attention weights (b h n n) with one n."""
     if isinstance(maps, Mapping):
         raise TypeError("maps is a dictionary; give a sequence, [*maps.values()]")
-    if not len(maps):
-        raise ValueError("maps is empty; give the weights of at least one layer")
+    require(len(maps), "maps is empty; give the weights of at least one layer")
     shapes = [tuple(weights.shape) for weights in maps]
     alike = {shape[:1] + shape[2:] for shape in shapes}
     if (
@@ -797,4 +817,20 @@ def arms(axes: str, paired: bool, **arms: Tensor) -> None:
     if (paired or one.ndim == other.ndim) and one.shape != other.shape:
         raise ValueError(
             f"{here} of shape {tuple(one.shape)} and {there} of shape {tuple(other.shape)} must have as many seeds each"
+        )
+
+
+def claim(known: Iterable[str], number: str, entry: Mapping) -> None:
+    """Refuse what an experiment can't say of a claim: an unknown number, a missing key, an interval turned round."""
+    one_of(known, claim=number)
+    keys = ("effect", "low", "high", "n_test", "seeds", "unit")
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(
+            f"claim {number} is stored without {', '.join(missing)}: give what lab.difference returns"
+        )
+    within("(-inf, inf)", **{key: entry[key] for key in ("effect", "low", "high")})
+    integers(n_test=entry["n_test"], seeds=entry["seeds"])
+    if entry["low"] > entry["high"]:
+        raise ValueError(
+            f"claim {number} has low={entry['low']} above high={entry['high']}: change them round"
         )

@@ -272,7 +272,9 @@ def draw_example(
         )
     noise = iid_noise(n, rate, generator=generator)
     if objective == "BERT-style":
-        checks.not_empty("give the tokens that may be swapped in", vocabulary=vocabulary)
+        checks.require(
+            len(vocabulary), "vocabulary is empty: give the tokens that may be swapped in"
+        )
         swapped = [i for i in range(n) if noise[i] and draw(10) == 0]
         others = {i: vocabulary[draw(len(vocabulary))] for i in swapped}
         return bert_style(tokens, noise, mask, others)
