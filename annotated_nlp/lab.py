@@ -196,6 +196,40 @@ class Experiment:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def each(
+        self, job: Callable[..., Any], settings: Iterable[Mapping], workers: int = 1
+    ) -> list:
+        """`job(**setting)` for each of the settings, in their order; JSON values.
+
+        Each is kept in `folder` as soon as it is there, under the job's name and its setting, so a killed run
+        repeats none. `workers` processes share the work. Raises what a job raises, after the others in hand.
+        """
+        settings, kept = list(settings), self.folder / job.__name__
+        kept.mkdir(exist_ok=True)
+
+        def file(setting: Mapping) -> Path:
+            words = ", ".join(f"{key}={value}" for key, value in setting.items())
+            return kept / f"{words.replace('/', '_')}.json"
+
+        def done(setting: Mapping) -> None:
+            scratch = file(setting).with_suffix(".part")
+            scratch.write_text(json.dumps(job(**setting)), encoding="utf-8")
+            scratch.replace(file(setting))
+
+        with checks.extra("book"):
+            from joblib import Parallel, delayed
+            from tqdm.auto import tqdm
+
+        open_ones = [setting for setting in settings if not file(setting).exists()]
+        results = Parallel(workers, return_as="generator_unordered", max_nbytes=None)(
+            delayed(done)(setting) for setting in open_ones
+        )
+        for _ in tqdm(results, total=len(open_ones), leave=False):
+            pass
+        return [
+            json.loads(file(setting).read_text(encoding="utf-8")) for setting in settings
+        ]
+
     def check_stored(self) -> None:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."
         for file in sorted(_folder().glob(f"{self.name}.*.json")):
