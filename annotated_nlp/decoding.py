@@ -28,7 +28,10 @@ class State(Protocol):
     """
 
     def reorder(self, index: Int[Tensor, "r"]) -> "State":
-        """The state whose row i is this one's row `index[i]`; rows may repeat or be missing."""
+        """The state whose row i is this one's row `index[i]`.
+
+        Rows may repeat or be missing.
+        """
         ...
 
 
@@ -298,7 +301,10 @@ def sample(
 # %% ../nbs/04_decoding.ipynb #67472ce9
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block, without dropout; after it each part's mode is as before."""
+    """Evaluation mode within the block, without dropout.
+
+    After it each part's mode is as before.
+    """
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

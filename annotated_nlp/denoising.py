@@ -67,7 +67,7 @@ def mask_pieces(
 
 # %% ../nbs/12_denoising.ipynb #6097f578
 class Replaced(NamedTuple):
-    """A text with pieces of the generator's in it, and where they differ from the original."""
+    """A text with pieces of the generator's, and where it differs from the original."""
 
     ids: Int[Tensor, "b n"]
     replaced: Bool[Tensor, "b n"]

@@ -32,7 +32,10 @@ COLOURS = dict(
 
 
 def style() -> None:
-    "Set matplotlib's defaults to the book's figure style. Call once, where the notebook imports."
+    """Set matplotlib's defaults to the book's figure style.
+
+    Call once, where the notebook imports.
+    """
     mpl.rcParams.update(
         {
             "figure.figsize": (6.4, 3.6),

@@ -94,7 +94,10 @@ class ViTConfig(BlockConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeiTConfig(ViTConfig):
-    """The same with the sizes of Touvron et al. 2021, table 1; those not given are DeiT-B's."""
+    """The same with the sizes of Touvron et al. 2021, table 1.
+
+    Those not given are DeiT-B's.
+    """
 
     @classmethod
     def tiny(cls, **changes) -> "DeiTConfig":
@@ -206,7 +209,10 @@ class ViT(Pretrained, nn.Module):
     def states(
         self, images: Float[Tensor, "b channels height width"], all_layers: bool = False
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
-        """Last states, the class token's first, then one for each patch, row by row; or of every layer."""
+        """The last states, or those of every layer.
+
+        The class token's comes first, then one for each patch, row by row.
+        """
         return self.stack(self.embedding(images), all_layers=all_layers)
 
 # %% ../nbs/15_vit.ipynb #4458ffbe
@@ -228,7 +234,10 @@ class DeiT(ViT):
     def forward(
         self, images: Float[Tensor, "b channels height width"]
     ) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]] | Float[Tensor, "b c"]:
-        """In training the logits of both heads, class head first; at evaluation their mean."""
+        """In training the logits of both heads, class head first.
+
+        At evaluation it gives their mean.
+        """
         heads = self.heads(images)
         return heads if self.training else sum(heads) / 2
 
