@@ -97,7 +97,10 @@ def find_folder(
 
 # %% ../nbs/checkpoints.ipynb #1723c5e3
 def read_json(path: Path) -> dict:
-    "The object in a JSON file. Raises FileNotFoundError, or ValueError where the file is damaged."
+    """The object in a JSON file.
+
+    Raises FileNotFoundError, or ValueError where the file is damaged.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):

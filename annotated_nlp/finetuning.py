@@ -8,9 +8,10 @@ __all__ = ['SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'KINDS', 'corpora', '
            'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders', 'class_logits', 'tag_logits',
            'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right', 'f1', 'entities',
            'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of', 'read', 'fine_tune',
-           'predict', 'held_out_loss', 'encode_pairs', 'Translation', 'translation', 'translation_loss', 'curve',
-           'translations', 'Place', 'next_pieces', 'commonest_labels', 'states_at', 'probe', 'verb_task',
-           'capitals_task', 'documentation_tasks', 'Exam', 'wilson', 'mean_interval']
+           'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression', 'encode_pairs',
+           'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'Place', 'next_pieces',
+           'commonest_labels', 'states_at', 'probe', 'verb_task', 'capitals_task', 'documentation_tasks', 'Exam',
+           'wilson', 'mean_interval']
 
 # %% ../nbs/finetuning.ipynb #f1e70005
 import random
@@ -19,20 +20,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import accumulate
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks, lab, tokenization, training
 from .bert import Packed, pack
 from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
-from .data import docstring_names, letters, pad, python_prose
+from .data import docstring_names, draws, letters, pad, python_prose
 from .decoding import greedy
 from .electra import Electra, ElectraConfig, ElectraForSequenceClassification
 from .electra import ElectraForTokenClassification
@@ -512,6 +514,106 @@ def held_out_loss(model: nn.Module, batches: Iterable, loss: Callable) -> float:
         mean, n = loss(model, send_to_device(batch, next(model.parameters()).device))
         total, tokens = total + float(mean) * int(n), tokens + int(n)
     return total / tokens
+
+# %% ../nbs/finetuning.ipynb #f1e70034
+class MeanPooled(nn.Module):
+    """A trunk and a linear layer on the average of its states over a text: any model of the book as a classifier.
+
+    Padding must stand at the end. `trunk` gives states by `states(ids)`, or by `states(ids, mask=mask)`
+    where its tokens would see the padding.
+    """
+
+    def __init__(self, trunk: nn.Module, n_classes: int = 2):
+        super().__init__()
+        self.trunk = trunk
+        self.classifier = nn.Linear(trunk.config.d_model, n_classes)
+
+    def average(
+        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "b d"]:
+        """Each text's average state."""
+        takes_mask = "mask" in signature(self.trunk.states).parameters
+        states = self.trunk.states(ids, **({"mask": mask} if takes_mask else {}))
+        real = rearrange(mask, "b n -> b n 1")
+        return reduce(states * real, "b n d -> b d", "sum") / real.sum(1)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "b c"]:
+        """Logits of the classes."""
+        return self.classifier(self.average(ids, mask))
+
+
+@torch.no_grad()
+def average_states(
+    model: MeanPooled, texts: Sequence[Sequence[int]], size: int = 64
+) -> Float[Tensor, "n d"]:
+    """Each text's average state, on the CPU; computed for `size` texts of about one length at a time."""
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    device, found = next(model.parameters()).device, {}
+    model.eval()
+    for group in (order[i : i + size] for i in range(0, len(order), size)):
+        ids, mask = pad([texts[i] for i in group])
+        found |= zip(group, model.average(ids.to(device), mask.to(device)).cpu())
+    return torch.stack([found[i] for i in range(len(texts))])
+
+
+def tune(
+    model: MeanPooled,
+    texts: Sequence[Sequence[int]],
+    labels: Sequence[int],
+    *,
+    lr: float,
+    updates: int,
+    batch_size: int = 32,
+    seed: int = 0,
+    **options: Any,
+) -> training.History:
+    """Train trunk and head on texts, drawn with replacement; a tenth of the updates are warm-up.
+
+    `options` are those of `training.fit`.
+    """
+
+    def collate(rows: list) -> tuple[Tensor, Tensor, Tensor]:
+        ids, labels = zip(*rows)
+        return *pad(ids), torch.tensor(labels)
+
+    def loss(model: nn.Module, batch: tuple) -> Tensor:
+        ids, mask, labels = batch
+        return F.cross_entropy(model(ids, mask), labels)
+
+    rows = [*zip(texts, map(int, labels), strict=True)]
+    return training.fit(
+        model,
+        draws(rows, batch_size, collate=collate),
+        loss,
+        steps=updates,
+        lr=lr,
+        warmup=updates // 10,
+        seed=seed,
+        **options,
+    )
+
+
+def regression(
+    train: tuple[Tensor, Tensor],
+    valid: tuple[Tensor, Tensor],
+    strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0),
+) -> Any:
+    """scikit-learn's logistic regression on features and labels, the best of some `C` on `valid`.
+
+    Features are standardised by the mean and deviation of `train`.
+    """
+    with checks.extra("book"):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+    fitted = [
+        make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=1000)).fit(*train)
+        for c in strengths
+    ]
+    return max(fitted, key=lambda one: one.score(*valid))
 
 # %% ../nbs/finetuning.ipynb #f1e70022
 def encode_pairs(
