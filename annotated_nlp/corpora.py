@@ -360,13 +360,13 @@ def garments(folder: Path, part: str) -> tuple[UInt8[Tensor, "n h w"], UInt8[Ten
 # %% ../nbs/corpora.ipynb #f45703e1
 WORDNET = Path("/usr/share/wordnet")
 _KINDS = {
-    "n": ("noun", 1),
-    "v": ("verb", 2),
-    "a": ("adj", 3),
-    "r": ("adv", 4),
-    "s": ("adj", 5),
-}
-_ENDINGS = {
+    "n": 1,
+    "v": 2,
+    "a": 3,
+    "r": 4,
+    "s": 5,
+}  # noun, verb, adjective, adverb, satellite of an adjective
+_ENDINGS = {  # of a form, and what stands for it in the lemma
     "noun": "s: ses:s xes:x zes:z ches:ch shes:sh men:man ies:y",
     "verb": "s: ies:y es:e es: ed:e ed: ing:e ing:",
     "adj": "er: est: er:e est:e",
@@ -411,7 +411,9 @@ def _sense_key(synset: _Synset, word: int, heads: dict[str, _Synset]) -> str:
     if synset.kind == "s":
         name, number = heads[synset.heads[0]].words[0]
         head = f"{name.lower()}:{number:02}"
-    return f"{_lemma(lemma).lower()}%{_KINDS[synset.kind][1]}:{synset.file:02}:{place:02}:{head}"
+    return (
+        f"{_lemma(lemma).lower()}%{_KINDS[synset.kind]}:{synset.file:02}:{place:02}:{head}"
+    )
 
 
 def _bases(folder: Path, part: str):
@@ -422,7 +424,7 @@ def _bases(folder: Path, part: str):
         irregular[form] |= set(bases)
     endings = [ending.split(":") for ending in _ENDINGS[part].split()]
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def bases(word: str) -> set[str]:
         regular = {
             word.removesuffix(old) + new for old, new in endings if word.endswith(old)
@@ -461,7 +463,7 @@ def senses(folder: Path) -> tuple[tuple[str, str, int, str, str, str], ...]:
     FileNotFoundError for a folder without WordNet's data files.
     """
     found = []
-    for part, kinds in (("noun", "n"), ("verb", "v"), ("adj", "as"), ("adv", "r")):
+    for part in _ENDINGS:
         for file in (folder / f"data.{part}", folder / f"{part}.exc"):
             if not file.exists():
                 raise FileNotFoundError(
