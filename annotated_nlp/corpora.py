@@ -71,7 +71,10 @@ def wheel_name(package: str) -> str:
 
 # %% ../nbs/corpora.ipynb #40986d5b
 def folder() -> Path:
-    """Where the wheels are kept: `ANNOTATED_NLP_DATA`, or the user's folder for caches on this system."""
+    """Where the wheels are kept.
+
+    `ANNOTATED_NLP_DATA`, or the user's folder for caches on this system.
+    """
     if chosen := os.environ.get("ANNOTATED_NLP_DATA"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":
@@ -188,7 +191,10 @@ _TYPED = str.maketrans(
 
 
 def plain(text: str) -> str:
-    """One line of text as a typewriter has it: no tags, entities, control characters and typographic marks."""
+    """One line of text as a typewriter has it.
+
+    No tags, entities, control characters and typographic marks.
+    """
     text = html.unescape(_TAG.sub("", _BREAK.sub(" ", text)))
     text = _HIDDEN.sub("", text.translate(_WINDOWS).translate(_TYPED))
     return " ".join(text.split())

@@ -61,7 +61,10 @@ class NumberPair(NamedTuple):
 
 
 class Image(NamedTuple):
-    """A picture with values in [0, 1], `h w` in grey or `c h w` in colour, and the number of its class."""
+    """A picture and the number of its class.
+
+    Values are in [0, 1], `h w` in grey or `c h w` in colour.
+    """
 
     image: Float[Tensor, "*colours h w"]
     label: int
@@ -120,7 +123,10 @@ def _cell(value: Any) -> str:
 
 # %% ../nbs/01_data.ipynb #bc396800
 def letters(text: str) -> str:
-    """A text without case, punctuation and spacing: texts with the same letters count as the same text."""
+    """A text without case, punctuation and spacing.
+
+    Texts with the same letters count as the same text.
+    """
     return "".join(re.findall(r"\w+", text.casefold()))
 
 
@@ -604,7 +610,10 @@ class Labelled(NamedTuple):
 
 
 class Entailment(NamedTuple):
-    """Two texts, and whether the first entails the second (0), leaves it open (1) or contradicts it (2)."""
+    """Two texts, and what the first says of the second.
+
+    It entails it (0), leaves it open (1) or contradicts it (2).
+    """
 
     premise: str
     hypothesis: str
@@ -612,7 +621,10 @@ class Entailment(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question on a passage, the accepted answers, and the place of each answer's first character in it."""
+    """A question on a passage, and the accepted answers.
+
+    `starts` holds the place of each answer's first character in the passage.
+    """
 
     context: str
     question: str
@@ -621,7 +633,10 @@ class Question(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """The words of a sentence and a tag for each, `B-` at the first word of a name and `I-` inside it."""
+    """The words of a sentence and a tag for each.
+
+    `B-` stands at the first word of a name and `I-` inside it.
+    """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -1052,7 +1067,10 @@ class Batch(NamedTuple):
 
 # %% ../nbs/01_data.ipynb #cd8d2f53
 def row_length(row: Sequence | Tensor) -> tuple[int, int]:
-    """How long a row is: its longest part, then all parts together. A row without parts is one itself."""
+    """How long a row is: its longest part, then all parts together.
+
+    A row without parts is one itself.
+    """
     parts = [len(part) for part in row if isinstance(part, Sequence)] or [len(row)]
     return max(parts), sum(parts)
 
@@ -1154,7 +1172,10 @@ def draws(
 
 # %% ../nbs/01_data.ipynb #51058733
 def forever(batches: Iterable) -> Iterator:
-    """Batches without end, epoch after epoch. Raises TypeError for an iterator, ValueError for no batches."""
+    """Batches without end, epoch after epoch.
+
+    Raises TypeError for an iterator, ValueError for no batches.
+    """
     if not hasattr(batches, "__len__"):
         raise TypeError(
             "forever needs batches that can be read again, such as batches(...), not an iterator"
