@@ -158,6 +158,13 @@ class StaleResult(RuntimeError):
     "A stored result was made with settings other than the notebook's present ones."
 
 
+def _keep(job: Callable[..., Any], setting: Mapping, file: Path) -> None:
+    "Write what a job gives, whole or not at all."
+    scratch = file.with_suffix(".part")
+    scratch.write_text(json.dumps(job(**setting)), encoding="utf-8")
+    scratch.replace(file)
+
+
 class Experiment:
     """One question of the laboratory: its settings, and the file that its full run leaves.
 
@@ -206,29 +213,21 @@ class Experiment:
         """
         settings, kept = list(settings), self.folder / job.__name__
         kept.mkdir(exist_ok=True)
-
-        def file(setting: Mapping) -> Path:
-            words = ", ".join(f"{key}={value}" for key, value in setting.items())
-            return kept / f"{words.replace('/', '_')}.json"
-
-        def done(setting: Mapping) -> None:
-            scratch = file(setting).with_suffix(".part")
-            scratch.write_text(json.dumps(job(**setting)), encoding="utf-8")
-            scratch.replace(file(setting))
-
+        files = [
+            kept / f"{', '.join(f'{key}={value}' for key, value in setting.items())}.json"
+            for setting in settings
+        ]
         with checks.extra("book"):
             from joblib import Parallel, delayed
             from tqdm.auto import tqdm
 
-        open_ones = [setting for setting in settings if not file(setting).exists()]
-        results = Parallel(workers, return_as="generator_unordered", max_nbytes=None)(
-            delayed(done)(setting) for setting in open_ones
+        left = [pair for pair in zip(settings, files) if not pair[1].exists()]
+        results = Parallel(workers, return_as="generator_unordered")(
+            delayed(_keep)(job, *pair) for pair in left
         )
-        for _ in tqdm(results, total=len(open_ones), leave=False):
+        for _ in tqdm(results, total=len(left), leave=False):
             pass
-        return [
-            json.loads(file(setting).read_text(encoding="utf-8")) for setting in settings
-        ]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
     def check_stored(self) -> None:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."

@@ -190,3 +190,46 @@ def test_rounded_reaches_every_number():
 ])
 def test_spread_is_mean_and_range(values, options, text):
     assert lab.spread(pd.Series(values), **options) == lab.spread(torch.tensor(values).double(), **options) == text
+
+
+def doubled(n, fail_at=None):
+    if n == fail_at:
+        raise RuntimeError(f"killed at {n}")
+    return {"twice": 2 * n}
+
+
+def test_a_full_run_keeps_its_folder_where_it_is_told(full, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANNOTATED_NLP_RUNS", str(tmp_path / "runs"))
+    assert make().folder == tmp_path / "runs" / "demo" and make().folder.is_dir()
+
+
+def test_a_quick_run_leaves_no_folder(quick, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANNOTATED_NLP_RUNS", str(tmp_path / "runs"))
+    experiment = make()
+    scratch = experiment.folder
+    assert scratch.is_dir() and experiment.folder == scratch
+    del experiment
+    assert not scratch.exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_jobs_come_back_in_their_order(quick, folder, workers):
+    def job(n):  # as one of a notebook: other processes get its code
+        return {"twice": 2 * n}
+
+    assert make().each(job, [dict(n=n) for n in (3, 1, 2)], workers) == [{"twice": n} for n in (6, 2, 4)]
+
+
+def test_a_killed_run_repeats_no_job(full, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANNOTATED_NLP_RUNS", str(tmp_path / "runs"))
+    calls = []
+
+    def job(n):
+        calls.append(n)
+        return doubled(n, fail_at=2 if calls.count(2) == 1 else None)
+
+    with pytest.raises(RuntimeError, match="killed at 2"):
+        make().each(job, [dict(n=n) for n in (1, 2, 3)])
+    assert make().each(job, [dict(n=n) for n in (1, 2, 3)]) == [{"twice": n} for n in (2, 4, 6)]
+    assert calls.count(1) == 1 and calls.count(2) == 2
+    assert not list((tmp_path / "runs").rglob("*.part"))
