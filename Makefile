@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site test sync chapters solutions lab-run bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -54,6 +54,9 @@ solutions: .venv/.dev  ## run chapters with their exercises' solutions, and time
 lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french) and store its outputs and results
 	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }
 	@$(BIN)/python -m tools.chapters --lab $(NAME)
+
+claims: .venv/.dev  ## print what the stored results say of each claim, one JSON object a line
+	@$(BIN)/python -m tools.claims
 
 bench: .venv/.dev  ## time every model beside its peer, and its cost as the work grows (ARGS="--quick" only tries it out, "--fast" swaps our products)
 	@$(BIN)/python -m benchmarks peers $(ARGS)

@@ -62,14 +62,20 @@ def scaled_dot_product(
 def causal_mask(
     n: int, m: int, device: torch.device | str | None = None
 ) -> Bool[Tensor, "n m"]:
-    """True where query i, the (m - n + i)-th of m positions, may see key j: itself and what came before."""
+    """True where query i may see key j: itself and what came before.
+
+    Query i is the (m - n + i)-th of m positions.
+    """
     return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
 
 # %% ../nbs/05_attention.ipynb #677835b1
 def dot_product_attention(
     query: Float[Tensor, "b n d"], keys: Float[Tensor, "b m d"], mask: Bool[Tensor, "b m"]
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n m"]]:
-    """Decoder states look at encoder states (Luong et al. 2015, section 3.1, "dot"): contexts and weights."""
+    """Decoder states look at encoder states: gives contexts and weights.
+
+    Luong et al. 2015, section 3.1, "dot".
+    """
     return scaled_dot_product(
         query, keys, keys, mask=rearrange(mask, "b m -> b 1 m"), scale=1.0
     )
@@ -196,7 +202,10 @@ class Attention(nn.Module):
         causal: bool = False,
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
-        """Attend in every head, and put the heads side by side: the output, or output and weights."""
+        """Attend in every head, and put the heads side by side.
+
+        Gives the output, or output and weights.
+        """
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
             checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
@@ -266,7 +275,10 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Every position attends to a memory of width `d_memory`. Otherwise as `SelfAttention`."""
+    """Every position attends to a memory of width `d_memory`.
+
+    Otherwise as `SelfAttention`.
+    """
 
     def __init__(
         self,
@@ -353,7 +365,7 @@ def _modules(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, 
     found = {
         name: module for name, module in model.named_modules() if isinstance(module, kinds)
     }
-    checks.some(
+    checks.require(
         found,
         f"{type(model).__name__} has no {' or '.join(kind.__name__ for kind in kinds)} module to record",
     )
@@ -370,13 +382,16 @@ def local_attention(
 ) -> Float[Tensor, "b h n w"]:
     """Attention to `window` / 2 positions on each side (Beltagy et al. 2020, section 3.1), linear in n.
 
-    `mask` is True at keys that may be attended to. Raises ValueError for a `window` that is odd or below 2.
+    `mask` is True at keys that may be attended to. Raises ValueError for a `window` that is odd or below 2,
+    and for keys, values and a mask that don't fit.
     """
     checks.integers(2, window=window)
     checks.even(window=window)
     b, _, n, _ = q.shape
     if mask is not None:
         checks.mask((b, n), "keys that may be attended to", mask=mask)
+    checks.same_shape(q=q, k=k)
+    checks.one_value_each(n, v.shape[2])
     r = window // 2
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask

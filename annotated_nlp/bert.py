@@ -25,7 +25,10 @@ from .transformer import initialise_normal, make_norm
 
 # %% ../nbs/10_bert.ipynb #c613544d
 class Packed(NamedTuple):
-    """One text or two as BERT reads them: pieces, and which text each belongs to, 0 or 1."""
+    """One text or two as BERT reads them.
+
+    It holds pieces, and which text each belongs to, 0 or 1.
+    """
 
     ids: list[int]
     segments: list[int]
@@ -113,7 +116,10 @@ class BertEmbedding(nn.Module):
 
 # %% ../nbs/10_bert.ipynb #44e19104
 class Pooler(nn.Module):
-    """tanh(W x + b) of the first piece's state: what BERT calls C, the text as one vector."""
+    """The text as one vector, what BERT calls C.
+
+    It is tanh(W x + b) of the first piece's state.
+    """
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -172,7 +178,10 @@ class Bert(Pretrained, nn.Module):
 
 # %% ../nbs/10_bert.ipynb #c4a0c169
 class NextSentence(NamedTuple):
-    """Two sentences; `label` is 0 if the second follows the first, 1 if it is a stranger."""
+    """Two sentences, and whether they belong together.
+
+    `label` is 0 if the second follows the first, 1 if it is a stranger.
+    """
 
     first: Sequence[int]
     second: Sequence[int]
@@ -209,7 +218,10 @@ def next_sentence_pairs(
 
 # %% ../nbs/10_bert.ipynb #f28f8995
 class MaskedLMHead(nn.Module):
-    """To the embedding's width, an activation (the config's if not given), a norm; then each state is compared with all pieces' vectors."""
+    """A dense layer, an activation and a norm; then a comparison with all pieces' vectors.
+
+    The layer leads to the embedding's width; the activation is the config's if not given.
+    """
 
     def __init__(self, config: BertConfig, activation: str | None = None):
         super().__init__()

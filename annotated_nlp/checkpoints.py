@@ -6,16 +6,19 @@
 __all__ = ['WEIGHTS', 'INDEX', 'SHARDS', 'find_folder', 'read_json', 'Pretrained']
 
 # %% ../nbs/checkpoints.ipynb #5c59a426
+import inspect
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from functools import partial
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -83,7 +86,10 @@ def find_folder(
 
 # %% ../nbs/checkpoints.ipynb #1723c5e3
 def read_json(path: Path) -> dict:
-    "The object in a JSON file. Raises FileNotFoundError, or ValueError where the file is damaged."
+    """The object in a JSON file.
+
+    Raises FileNotFoundError, or ValueError where the file is damaged.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
@@ -218,8 +224,10 @@ def _sources(
             floats = dtype in ("F64", "F32", "F16", "BF16")
             if there != shape or floats != wanted[name].is_floating_point():
                 misshapen.append(f"{source} is {dtype} {there}, not {shape}")
+    parts = {name.partition(".")[0] for name in missing} & _options(type(model))
+    without = "".join(f", or left out by {part}=False" for part in sorted(parts))
     complaints = {
-        "lacks {} (modules that shall start at random are named by fresh=[...])": missing,
+        f"lacks {{}} (modules that shall start at random are named by fresh=[...]{without})": missing,
         "has tensors twice, under an old and a new name: {}": twice,
         f"has tensors that {kind} has no place for: {{}}": foreign,
         "has tensors of other shapes or types than its configuration says: {}": misshapen,
@@ -285,7 +293,7 @@ def _class_named(theirs: Mapping[str, Any]) -> str | None:
             return name
 
 
-def _buffers(kind: type[nn.Module], config: Any, names: set[str]) -> dict[str, Tensor]:
+def _buffers(make: Callable[[], nn.Module], names: set[str]) -> dict[str, Tensor]:
     "The buffers of these names, as the model computes them when it is made."
     if not names:
         return {}
@@ -299,10 +307,17 @@ def _buffers(kind: type[nn.Module], config: Any, names: set[str]) -> dict[str, T
     hook = register_module_parameter_registration_hook(emptied)
     try:
         with torch.random.fork_rng(devices=[]):
-            model = kind(config)
+            model = make()
     finally:
         hook.remove()
     return {name: model.get_buffer(name) for name in names}
+
+
+def _options(kind: type["Pretrained"]) -> set[str]:
+    "What a class is asked by keyword beside its configuration, as BERT's `pooler`."
+    asked = inspect.signature(kind.__init__).parameters.values()
+    names = {one.name for one in asked if one.kind is one.KEYWORD_ONLY}
+    return names - {setting.name for setting in fields(kind.config_class)}
 
 
 def _loaded(
@@ -328,9 +343,12 @@ def _loaded(
     if layout is None:
         refusals = dict.fromkeys(layout.refusal(theirs) for layout in layouts)
         raise ValueError("; or ".join(refusals))
-    config = layout.read_config(theirs, **changes)
+    options = _options(kind)
+    own = {name: value for name, value in changes.items() if name in options}
+    changes = {name: value for name, value in changes.items() if name not in own}
+    make = partial(kind, layout.read_config(theirs, **changes), **own)
     with torch.device("meta"):
-        model = kind(config).to(dtype)
+        model = make().to(dtype)
     unsaved = dict(model.named_buffers()).keys() - model.state_dict().keys()
     for part in fresh:
         if part not in dict(model.named_modules()) or not part:
@@ -343,7 +361,7 @@ def _loaded(
         _check_fingerprint(folder, layout, theirs, files)
         sources = _sources(folder, layout, model, fresh, files)
         model.to_empty(device=device)
-        for name, buffer in _buffers(kind, config, unsaved).items():
+        for name, buffer in _buffers(make, unsaved).items():
             model.get_buffer(name).copy_(buffer)
         for part in fresh:
             model.initialise(model.get_submodule(part))
@@ -375,6 +393,14 @@ class Pretrained:
         if cls.config_class:
             cls.layouts = tuple(layout.of(cls.config_class) for layout in layouts)
 
+    def __new__(cls, *args, **named):
+        made = super().__new__(cls)
+        given = inspect.signature(cls.__init__).bind_partial(made, *args, **named).arguments
+        kind = getattr(cls.__init__, "__annotations__", {}).get("config")
+        if "config" in given and isinstance(kind, type):
+            checks.instances(kind, config=given["config"])
+        return made
+
     @classmethod
     def from_pretrained(
         cls,
@@ -391,8 +417,8 @@ class Pretrained:
         Reads config.json and model.safetensors, or its shards; never a pickle. Values become `dtype`,
         or its name as "bfloat16" (PyTorch's default if not given), on `device` (the CPU). `fresh`
         names modules that are not read and start at random, as `fresh=["classifier"]`; `changes`
-        replace settings of the configuration, as `dropout=0.0`; `revision` is the hub's branch, tag
-        or commit. Memory: one copy of the weights, the files being mapped. If somebody saves to the
+        replace settings of the configuration, as `dropout=0.0`, or are given to the class beside it,
+        as `pooler=False`; `revision` is the hub's branch, tag or commit. Memory: one copy of the weights, the files being mapped. If somebody saves to the
         folder meanwhile, it is read again.
 
         Raises FileNotFoundError for a folder or name that isn't there, ConnectionError when the hub

@@ -28,7 +28,10 @@ class State(Protocol):
     """
 
     def reorder(self, index: Int[Tensor, "r"]) -> "State":
-        """The state whose row i is this one's row `index[i]`; rows may repeat or be missing."""
+        """The state whose row i is this one's row `index[i]`.
+
+        Rows may repeat or be missing.
+        """
         ...
 
 
@@ -298,7 +301,10 @@ def sample(
 # %% ../nbs/04_decoding.ipynb #67472ce9
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block, without dropout; after it each part's mode is as before."""
+    """Evaluation mode within the block, without dropout.
+
+    After it each part's mode is as before.
+    """
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:
@@ -336,11 +342,11 @@ class Generates:
         otherwise tokens are drawn as by `sample`. `mask` is True at the real tokens of `ids`. A row ends with
         `stop_id`, the model's eos_id if not given, or after `max_new_tokens`, and is then filled with `pad_id`: the
         model's, or `stop_id` if it has none. Dropout is off. Without a token that ends a row no step waits for the
-        device. Raises ValueError for a beam or a cut that the temperature leaves without effect, and as `greedy`,
+        device. Raises ValueError for a beam, a cut or a `generator` that the temperature leaves without effect, and as `greedy`,
         `beam_search` and `sample` do.
         """
         checks.integers(max_new_tokens=max_new_tokens, beam=beam)
-        checks.writing_rules(temperature, beam, length_penalty, top_k, top_p)
+        checks.writing_rules(temperature, beam, length_penalty, top_k, top_p, generator)
         stop_id = getattr(self.config, "eos_id", None) if stop_id is None else stop_id
         pad_id = getattr(self.config, "pad_id", stop_id or 0) if pad_id is None else pad_id
         rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=pad_id)

@@ -67,7 +67,7 @@ def mask_pieces(
 
 # %% ../nbs/12_denoising.ipynb #6097f578
 class Replaced(NamedTuple):
-    """A text with pieces of the generator's in it, and where they differ from the original."""
+    """A text with pieces of the generator's, and where it differs from the original."""
 
     ids: Int[Tensor, "b n"]
     replaced: Bool[Tensor, "b n"]
@@ -272,7 +272,9 @@ def draw_example(
         )
     noise = iid_noise(n, rate, generator=generator)
     if objective == "BERT-style":
-        checks.not_empty("give the tokens that may be swapped in", vocabulary=vocabulary)
+        checks.require(
+            len(vocabulary), "vocabulary is empty: give the tokens that may be swapped in"
+        )
         swapped = [i for i in range(n) if noise[i] and draw(10) == 0]
         others = {i: vocabulary[draw(len(vocabulary))] for i in swapped}
         return bert_style(tokens, noise, mask, others)

@@ -118,7 +118,10 @@ class ElectraForPreTraining(OnTrunk):
 
 # %% ../nbs/13_electra.ipynb #b7f41e19
 class Judged(NamedTuple):
-    """The generator's logits at the chosen places, the text that it made, and the verdicts."""
+    """What an ELECTRA pair says of a text.
+
+    The generator's logits at the chosen places, the text that it made, and the verdicts.
+    """
 
     pieces: Float[Tensor, "k v"]
     ids: Int[Tensor, "b n"]
@@ -198,7 +201,10 @@ def electra_loss(
 
 # %% ../nbs/13_electra.ipynb #5ca9cfba
 class ClassificationHead(nn.Module):
-    """Dropout, a dense layer, GELU, dropout and classes, on the state of the first piece."""
+    """Classes from the state of the first piece.
+
+    Dropout, a dense layer, GELU, dropout, and a linear layer.
+    """
 
     def __init__(self, config: ElectraConfig):
         super().__init__()

@@ -51,13 +51,19 @@ PAD, UNK, CLS, SEP, MASK = range(len(SPECIALS))
 def corpora(
     load: Callable[..., Corpus], train: int | None = None, held_out: int | None = None
 ) -> dict[str, Corpus]:
-    """The splits of a corpus: the first `train` rows of one, the first `held_out` of the others; None: all."""
+    """The splits of a corpus.
+
+    The first `train` rows of one, the first `held_out` of the others; None: all.
+    """
     limits = dict.fromkeys(SPLITS, held_out) | {"train": train}
     return {split: load(split=split)[: limits[split]] for split in SPLITS}
 
 
 def learn_pieces(texts: Iterable[str], vocab_size: int) -> WordPiece:
-    """WordPiece with at most `vocab_size` pieces, learned from texts; BERT's special tokens come first."""
+    """WordPiece with at most `vocab_size` pieces, learned from texts.
+
+    BERT's special tokens come first.
+    """
     learned = WordPiece.train(texts, vocab_size - 1)
     pieces = [piece for piece in learned.vocab if piece not in tokenization.SPECIALS]
     return WordPiece({piece: i for i, piece in enumerate([*SPECIALS, *pieces])})
@@ -65,13 +71,19 @@ def learn_pieces(texts: Iterable[str], vocab_size: int) -> WordPiece:
 
 @dataclass(frozen=True)
 class Reader:
-    """Texts as BERT reads them: at most `max_len` pieces of `tokenizer`, [CLS] and [SEP] included."""
+    """Texts as BERT reads them.
+
+    At most `max_len` pieces of `tokenizer`, [CLS] and [SEP] included.
+    """
 
     tokenizer: WordPiece
     max_len: int
 
     def pack(self, first: Sequence[int], second: Sequence[int] | None = None) -> Packed:
-        """Pieces of one text or two, with the special tokens; what is too long loses its end."""
+        """Pieces of one text or two, with the special tokens.
+
+        What is too long loses its end.
+        """
         cls_id, sep_id = (self.tokenizer.vocab[token] for token in ("[CLS]", "[SEP]"))
         return pack(first, second, cls_id=cls_id, sep_id=sep_id, max_len=self.max_len)
 
@@ -80,14 +92,20 @@ class Reader:
         return self.pack(self.tokenizer.encode(text)).ids
 
     def rows(self, text: str, least: int = 6) -> list[list[int]]:
-        """One text as rows that cover it, without a last one that has fewer than `least` pieces of text."""
+        """One text as rows that cover it.
+
+        A last one with fewer than `least` pieces of text is left out.
+        """
         ids, n = self.tokenizer.encode(text), self.max_len - 2
         parts = (ids[i : i + n] for i in range(0, len(ids), n))
         return [self.pack(part).ids for part in parts if len(part) >= least]
 
 # %% ../nbs/finetuning.ipynb #f1e70010
 class Task(NamedTuple):
-    """Rows to learn from and rows to be tested on, of the kind "class", "tags" or "span"."""
+    """Rows to learn from and rows to be tested on.
+
+    `kind` is "class", "tags" or "span".
+    """
 
     kind: str
     labels: list[str]  # names of the classes or tags
@@ -102,13 +120,16 @@ def commonest(things: Iterable[Hashable], n: int) -> list:
 
 
 def first_words(pairs: Iterable[Pair], names: Sequence[str]) -> list[Labelled]:
-    """Sources with the number of their target's first word, where that is one of `names`."""
+    """Sources with the number of their target's first word, if `names` has it."""
     starts = ((pair.source, pair.target.split()[0]) for pair in pairs)
     return [Labelled(text, names.index(word)) for text, word in starts if word in names]
 
 
 def written_as(word: str) -> str:
-    """How a word is written: "O" in lower case, or the tag "B-Capitalised", "B-UPPER" or "B-mixed"."""
+    """How a word is written.
+
+    "O" in lower case, or the tag "B-Capitalised", "B-UPPER" or "B-mixed".
+    """
     if not any(map(str.isalpha, word)) or word == word.lower():
         return "O"
     if word == word.capitalize():
@@ -124,7 +145,10 @@ def words_and_marks(text: str) -> list[str]:
 def bag_of_words(
     train: Sequence[Labelled], test: Sequence[Labelled], **options
 ) -> list[int]:
-    """Classes that logistic regression on word counts gives the test texts; `options` are CountVectorizer's."""
+    """Classes that logistic regression on word counts gives the test texts.
+
+    `options` are CountVectorizer's.
+    """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -138,7 +162,10 @@ def bag_of_words(
 def commonest_tags(
     train: Sequence[Tagged], test: Sequence[Tagged], ends: str = ".!?"
 ) -> list[list[str]]:
-    """For each word its commonest tag; one that is usually "O" gets a capital after an end of a sentence."""
+    """For each word its commonest tag.
+
+    One that is usually "O" gets a capital after an end of a sentence.
+    """
     counts: dict[str, Counter] = defaultdict(Counter)
     for row in train:
         for word, tag in zip(*row):
@@ -154,13 +181,19 @@ def commonest_tags(
 
 
 def unseen(texts: Iterable[str], corpus: Iterable[str]) -> list[bool]:
-    """For each text whether it stands nowhere in the corpus, whatever its case, punctuation and spacing."""
+    """For each text whether it stands nowhere in the corpus.
+
+    Case, punctuation and spacing don't count.
+    """
     known = "\n".join(map(letters, corpus))
     return [letters(text) not in known for text in texts]
 
 # %% ../nbs/finetuning.ipynb #f1e70013
 class Example(NamedTuple):
-    """A row as a model reads it, what is asked of it (-100: nothing), and what stands at which position."""
+    """A row as a model reads it, and what is asked of it (-100: nothing).
+
+    `places` says what stands at which position.
+    """
 
     ids: list[int]
     segments: list[int]
@@ -175,7 +208,10 @@ def read_class(reader: Reader, row: tuple, labels: Sequence[str]) -> Example:
 
 
 def read_tags(reader: Reader, row: Tagged, labels: Sequence[str]) -> Example:
-    """A tag is asked at the first piece of each word that has room; `places` holds the word's number."""
+    """A tag is asked at the first piece of each word that has room.
+
+    `places` holds the word's number.
+    """
     words = [reader.tokenizer.encode(word) for word in row.words]
     packed = reader.pack([piece for word in words for piece in word])
     target, places, at = [-100] * len(packed.ids), {}, 1
@@ -187,7 +223,10 @@ def read_tags(reader: Reader, row: Tagged, labels: Sequence[str]) -> Example:
 
 
 def read_span(reader: Reader, row: tuple, labels: Sequence[str]) -> Example:
-    """A `Question` on its passage; `places` holds the characters of each of the passage's pieces."""
+    """A `Question` on its passage.
+
+    `places` holds the characters of each of the passage's pieces.
+    """
     pieces = reader.tokenizer.encode_pieces(row.context)
     packed = reader.pack(
         reader.tokenizer.encode(row.question), [piece.id for piece in pieces]
@@ -222,7 +261,10 @@ def collate(examples: Sequence[Example]) -> Inputs:
 
 
 def orders(seed: int) -> Callable[[int], list[int]]:
-    """For `data.batches(shuffle=)`: orders that Python's `random` draws, one after the other."""
+    """Orders that Python's `random` draws, one after the other.
+
+    For `data.batches(shuffle=)`.
+    """
     draw = random.Random(seed)
     return lambda n: draw.sample(range(n), n)
 
@@ -272,7 +314,10 @@ def answer_span(
     labels: Sequence[str],
     longest: int = 40,
 ) -> str:
-    """The text of the passage from the first to the last piece of the likeliest span, at most `longest` pieces."""
+    """The text of the passage in its likeliest span.
+
+    From the first piece to the last, at most `longest` pieces.
+    """
     places = list(example.places)
     start, end = logits[:, places]
     allowed = (
@@ -295,7 +340,10 @@ def f1(right: int, given: int, true: int) -> float:
 
 
 def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """The (first, last, kind) of each run of `B-kind I-kind ...`; a stray `I-` begins one too, as in conlleval."""
+    """The (first, last, kind) of each run of `B-kind I-kind ...`.
+
+    A stray `I-` begins one too, as in conlleval.
+    """
     found = []
     for i, tag in enumerate(tags):
         if tag.startswith("I-") and found and found[-1][1:] == (i - 1, tag[2:]):
@@ -332,7 +380,10 @@ def plain_words(text: str) -> list[str]:
 
 
 def score_spans(rows: Sequence[tuple], answers: Sequence[str]) -> dict[str, float]:
-    """Overlap in words with the nearest accepted answer, and exact match (Rajpurkar et al. 2016)."""
+    """Overlap in words with the nearest accepted answer, and exact match.
+
+    Rajpurkar et al. 2016.
+    """
     exact = overlap = 0
     for row, answer in zip(rows, answers, strict=True):
         given, accepted = plain_words(answer), [plain_words(text) for text in row.answers]
@@ -360,12 +411,18 @@ KINDS = {
 
 
 def score(task: Task, answers: Sequence) -> dict[str, float]:
-    """All scores of the answers to a task's test rows; the first is the task's own measure."""
+    """All scores of the answers to a task's test rows.
+
+    The first is the task's own measure.
+    """
     return KINDS[task.kind].score(task.test, answers)
 
 # %% ../nbs/finetuning.ipynb #f1e70019
 def loss_of(kind: str) -> Callable[[nn.Module, Inputs], tuple[Tensor, Tensor]]:
-    """The loss of a kind of task: mean cross-entropy of its decisions in nats, and how many there were."""
+    """The loss of a kind of task.
+
+    Mean cross-entropy of its decisions in nats, and how many there were.
+    """
 
     def loss(model: nn.Module, batch: Inputs) -> tuple[Tensor, Tensor]:
         logits = KINDS[kind].logits(
@@ -428,7 +485,10 @@ def fine_tune(
 def predict(
     model: nn.Module, task: Task, examples: Sequence[Example], size: int = 64
 ) -> list:
-    """The model's answers to the task's test rows, whose examples are given, `size` of about one length at a time."""
+    """The model's answers to the task's test rows, whose examples are given.
+
+    It reads `size` of about one length at a time.
+    """
     kind, answers = KINDS[task.kind], {}
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
     for group in (order[i : i + size] for i in range(0, len(order), size)):
@@ -443,7 +503,10 @@ def predict(
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, batches: Iterable, loss: Callable) -> float:
-    """The mean loss of all tokens; `loss(model, batch)` gives the mean of a batch and its number of tokens."""
+    """The mean loss of all tokens.
+
+    `loss(model, batch)` gives the mean of a batch and its number of tokens.
+    """
     total = tokens = 0
     for batch in batches:
         mean, n = loss(model, send_to_device(batch, next(model.parameters()).device))
@@ -454,7 +517,10 @@ def held_out_loss(model: nn.Module, batches: Iterable, loss: Callable) -> float:
 def encode_pairs(
     pairs: Iterable[Pair], source: Any, target: Any
 ) -> list[tuple[list[int], list[int]]]:
-    """Ids of sources and targets by two tokenizers; targets begin with BOS and end with EOS."""
+    """Ids of sources and targets by two tokenizers.
+
+    Targets begin with BOS and end with EOS.
+    """
     return [
         (source.encode(p.source).ids, [BOS, *target.encode(p.target).ids, EOS])
         for p in pairs
@@ -470,7 +536,10 @@ class Translation(NamedTuple):
     pairs: dict[str, list[tuple[list[int], list[int]]]]
 
     def sizes(self) -> dict[str, dict[str, Real]]:
-        """For each split the number of pairs, and pieces of a source and of a target, [EOS] included, on average."""
+        """For each split the number of pairs, and how long they are.
+
+        Lengths are pieces of a source and of a target, [EOS] included, on average.
+        """
         sides = {split: [*zip(*pairs)] for split, pairs in self.pairs.items()}
         means = {
             split: [sum(map(len, side)) / len(side) for side in both]
@@ -498,7 +567,10 @@ def translation(corpus: dict[str, Sequence[Pair]], vocab_size: int) -> Translati
 def translation_loss(
     smoothing: float = 0.0,
 ) -> Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]:
-    """The loss of an encoder-decoder: cross-entropy of the next target token in nats, and how many there were."""
+    """The loss of an encoder-decoder.
+
+    Cross-entropy of the next target token in nats, and how many there were.
+    """
 
     def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         real = batch.tgt_mask[:, 1:]
@@ -509,7 +581,10 @@ def translation_loss(
 
 
 def curve(history: training.History, every: int) -> list[dict[str, Real]]:
-    """At each evaluation its metrics, the update, seconds so far, and the mean loss of the `every` last updates."""
+    """The metrics of each evaluation.
+
+    With the update, seconds so far, and the mean loss of the `every` last updates.
+    """
     clock, rows = list(accumulate(history.seconds)), []
     for metrics in history.metrics:
         update = metrics["step"]
@@ -534,7 +609,10 @@ def translations(
     max_new_tokens: int = 40,
     size: int = 128,
 ) -> list[str]:
-    """What an encoder-decoder writes greedily for the sources of the pairs, as text, in their order."""
+    """What an encoder-decoder writes greedily for the sources of the pairs.
+
+    Texts, in the order of the pairs.
+    """
     device, texts = next(model.parameters()).device, []
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))
     for batch in batches([pairs[i] for i in order], size, key=None, shuffle=False):
@@ -570,7 +648,10 @@ def next_pieces(
 
 
 def commonest_labels(train: Sequence[Place], test: Sequence[Place]) -> list[int]:
-    """For each test place the commonest label of what stands there in training, or else of all."""
+    """For each test place the commonest label of what stands there in training.
+
+    If nothing stands there, the commonest of all.
+    """
     seen: dict[Hashable, Counter] = defaultdict(Counter)
     for place in train:
         seen[place.thing][place.label] += 1
@@ -585,7 +666,10 @@ def states_at(
     places: Sequence[Place],
     size: int = 64,
 ) -> Float[Tensor, "p d"]:
-    """The state at each place; `states(ids, mask)` gives those of padded rows, `size` at a time."""
+    """The state at each place.
+
+    `states(ids, mask)` gives those of padded rows, `size` at a time.
+    """
     wanted, found = sorted({place.row for place in places}), {}
     for part in (wanted[i : i + size] for i in range(0, len(wanted), size)):
         found |= dict(zip(part, states(*pad([rows[i] for i in part], PAD)).cpu()))
@@ -674,7 +758,10 @@ def documentation_tasks(
     train_rows: dict[str, int],
     test_rows: dict[str, int],
 ) -> dict[str, Task]:
-    """Both tasks on Python's documentation, "sentence" and "tagging", for an encoder pretrained on `corpus`."""
+    """Both tasks on Python's documentation, "sentence" and "tagging".
+
+    They are for an encoder pretrained on `corpus`.
+    """
     pairs = [pair for split in SPLITS for pair in docstring_names(split=split)]
     held_out = [text for split in ("valid", "test") for text in python_prose(split=split)]
     verbs, capitals = (
@@ -793,7 +880,11 @@ class Exam:
         }
 
     def table(self) -> list[tuple]:
-        """For each rule of a task: task, numbers of rows to learn from and of the test, rule, score in percent."""
+        """Scores of the rules, in percent.
+
+        For each rule of a task: task, numbers of rows to learn from and of the test, rule,
+        score.
+        """
         sizes, rules = self.sizes(), self.rules()
         return [
             (name, *sizes[name].values(), rule, 100 * s)
@@ -804,7 +895,10 @@ class Exam:
     def score(
         self, name: str, seed: int, weights: dict[str, Tensor] | None = None
     ) -> float:
-        """A task's own measure, or the probe's accuracy, of an encoder with these weights or with random ones."""
+        """A task's own measure, or the probe's accuracy.
+
+        Of an encoder with these weights or with random ones.
+        """
         torch.manual_seed(seed)
         model = self.models[name]()
         initialise_normal(model, self.std)
@@ -837,14 +931,20 @@ def _own(scores: dict[str, float]) -> float:
 
 # %% ../nbs/finetuning.ipynb #f1e70028
 def wilson(share: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:
-    """Ends of the 95% interval for a share of n trials, numbers or columns of them (Wilson 1927)."""
+    """Ends of the 95% interval for a share of n trials (Wilson 1927).
+
+    Numbers or columns of them.
+    """
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
     return centre - half, centre + half
 
 
 def mean_interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """The mean of a few numbers, and half the width of Student's interval for it; NaN for a single one."""
+    """The mean of a few numbers, and half the width of Student's interval for it.
+
+    NaN for a single one.
+    """
     from scipy.stats import t
 
     x = torch.tensor([*differences], dtype=torch.float64)

@@ -83,7 +83,10 @@ class GPTConfig(BlockConfig):
 
     @classmethod
     def gpt3(cls, size: str = "175B", **changes) -> "GPTConfig":
-        """Brown et al. 2020, table 2.1, by parameters: "125M", "350M", ..., "175B"; all layers dense."""
+        """Brown et al. 2020, table 2.1, by parameters: "125M", "350M", ..., "175B".
+
+        All layers are dense.
+        """
         checks.one_of(GPT3_SIZES, size=size)
         d_model, n_layers, n_heads, d_head = GPT3_SIZES[size]
         own = None if n_heads * d_head == d_model else d_head  # else it need not be said
@@ -139,7 +142,10 @@ class GPT(Pretrained, Generates, Decoder):
         self.initialise(self)
 
     def initialise(self, module: nn.Module) -> None:
-        """Start `module`, the model or a part of it, anew (section 2.3 of Radford et al. 2019)."""
+        """Start `module`, the model or a part of it, anew.
+
+        Radford et al. 2019, section 2.3.
+        """
         initialise_normal(module)
         for block in module.modules() if self.config.norm_first else ():
             if isinstance(block, Block):
@@ -163,7 +169,10 @@ class GPT(Pretrained, Generates, Decoder):
         prefix: Int[Tensor, "b"] | None = None,
         all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
-        """What the stack gives, or with `all_layers` every layer. Arguments as in `forward`."""
+        """What the stack gives, or with `all_layers` every layer.
+
+        Arguments as in `forward`.
+        """
         checks.ids(self.config.vocab_size, ids=ids)
         mask = None
         if self.config.prefix_lm:
@@ -212,7 +221,10 @@ class GPT(Pretrained, Generates, Decoder):
 
 # %% ../nbs/09_gpt.ipynb #881acbba
 class GPTForSequenceClassification(Pretrained, nn.Module):
-    """GPT, and a linear layer on the state of a text's last token. Radford et al. 2018, section 3.2."""
+    """GPT, and a linear layer on the state of a text's last token.
+
+    Radford et al. 2018, section 3.2.
+    """
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -225,13 +237,19 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
     def forward(
         self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b c"]:
-        """Logits of the classes. `mask` is True at tokens; padding must stand at the end."""
+        """Logits of the classes.
+
+        `mask` is True at tokens; padding must stand at the end.
+        """
         return self.classify(self.gpt.states(ids), mask)
 
     def classify(
         self, states: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b c"]:
-        """The same from the trunk's states, of which `gpt.logits` makes the language model's logits."""
+        """The same from the trunk's states.
+
+        Of these `gpt.logits` makes the language model's logits.
+        """
         if mask is None:
             return self.score(states[:, -1])
         checks.tokens_first(states.shape[:2], mask)

@@ -63,7 +63,10 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
     def place(self, name: str) -> Place:
-        """Where our tensor `name` stands in their file. Raises ValueError if no line has it."""
+        """Where our tensor `name` stands in their file.
+
+        Raises ValueError if no line has it.
+        """
         if not self.names:
             return Place((name,), False)
         for ours, theirs in self.names.items():
@@ -79,7 +82,10 @@ class Layout:
         raise ValueError(f"{self.architecture} has no name for the tensor {name}")
 
     def rename(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors under their names and in their shapes; writing to these views changes ours."""
+        """Our tensors under their names and in their shapes.
+
+        Writing to these views changes ours.
+        """
         theirs = {}
         for name, tensor in ours.items():
             place = self.place(name)
@@ -88,7 +94,7 @@ class Layout:
         return theirs
 
     def plain(self, theirs: str) -> str:
-        """Their name without `base`, and with today's words for the gain and shift of a norm."""
+        """Their name without `base`, with today's words for a norm's gain and shift."""
         theirs = re.sub(r"Norm\.gamma$", "Norm.weight", theirs.removeprefix(self.base))
         return re.sub(r"Norm\.beta$", "Norm.bias", theirs)
 
@@ -99,7 +105,10 @@ class Layout:
         )
 
     def options(self, theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """For each of our settings what theirs says, option by option; null says nothing."""
+        """For each of our settings what theirs says, option by option.
+
+        Null says nothing.
+        """
         said = {}
         for setting, names in self.settings.items():
             names = (names,) if isinstance(names, str) else names
@@ -107,7 +116,10 @@ class Layout:
         return said
 
     def refusal(self, theirs: Mapping[str, Any]) -> str:
-        """What in their configuration our model can't do or doesn't know; empty if all is well."""
+        """What in their configuration our model can't do or doesn't know.
+
+        It is empty if all is well.
+        """
         for option, value in {"quantization_config": None, **self.expects}.items():
             if theirs.get(option, value) != value:
                 return f"{option}={shown(theirs[option])} in {CONFIG}: this model can only do {value!r}"

@@ -305,6 +305,7 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig, attention: Callable | None = None):
         super().__init__()
+        checks.instances(Seq2SeqConfig, config=config)
         c, (cell, fused) = config, _cells(config.cell)
         n_directions = 1 + c.bidirectional
         if c.bidirectional:  # each direction of the encoder gets half

@@ -112,7 +112,10 @@ class T5Config(BlockConfig):
 
     @classmethod
     def small(cls, version: str = "1.0", **changes) -> "T5Config":
-        """60M parameters. `version` "1.1" has gated GELU, an untied head, and other widths."""
+        """60M parameters.
+
+        `version` "1.1" has gated GELU, an untied head, and other widths.
+        """
         return cls._size("small", version, changes)
 
     @classmethod
@@ -160,7 +163,10 @@ class RelativeBias(nn.Module):
     def forward(
         self, n: int, start: int = 0, prepared: Float[Tensor, "1 h r"] | None = None
     ) -> Relative:
-        """The slot of `SelfAttention` for `n` queries from position `start` on; the same for all blocks."""
+        """The slot of `SelfAttention` for `n` queries from position `start` on.
+
+        The same for all blocks.
+        """
         return added(self.bias(n, start, prepared))
 
     def prepare(self, max_len: int) -> Float[Tensor, "1 h r"]:
@@ -295,8 +301,8 @@ def larger_steps(model: T5, factor: float = 8.0) -> Iterator[None]:
         model.encoder_bias.table,
         model.decoder.relative.table,
     )
-    checks.none(
-        [part for part in parts if parametrize.is_parametrized(part)],
+    checks.require(
+        not any(parametrize.is_parametrized(part) for part in parts),
         "model has larger steps already: drop the inner of the two blocks",
     )
     for part in parts:

@@ -53,7 +53,10 @@ def count_pairs(words: Mapping[tuple[str, ...], int]) -> Counter[tuple[str, str]
 
 # %% ../nbs/02_tokenization.ipynb #ff93ec8f
 def merge_pair(word: tuple[str, ...], pair: tuple[str, str], new: str) -> tuple[str, ...]:
-    "`word` with each occurrence of `pair`, taken from the left, replaced by the symbol `new`."
+    """`word` with each occurrence of `pair` replaced by the symbol `new`.
+
+    Occurrences are taken from the left.
+    """
     merged, i = [], 0
     while i < len(word):
         found = word[i : i + 2] == pair
@@ -88,7 +91,10 @@ class PairCounts:
         return pairs
 
     def merge(self, pair: tuple[str, str], new: str) -> set[tuple[str, str]]:
-        "Join each `pair` into the symbol `new`; gives the pairs whose counts may have changed."
+        """Join each `pair` into the symbol `new`.
+
+        Gives the pairs whose counts may have changed.
+        """
         changed = set()
         for i in sorted(self.where.pop(pair, ())):
             changed.update(self._add(i, -1))
@@ -147,7 +153,10 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(pieces: Iterable[str]) -> str:
-    "The text that `split_words` cut into `pieces`, or words cut further; each `▁` is a space."
+    """The text that `split_words` cut into `pieces`, or words cut further.
+
+    Each `▁` is a space.
+    """
     return "".join(pieces).replace(SPACE, " ").removeprefix(" ")
 
 # %% ../nbs/02_tokenization.ipynb #bf213845
@@ -328,7 +337,10 @@ def _stands_alone(char: str) -> bool:
 
 # %% ../nbs/02_tokenization.ipynb #98cb5dbb
 def bert_words(text: str) -> list[list[tuple[str, int]]]:
-    "The words that BERT's uncased models see: lists of (character, its position in `text`)."
+    """The words that BERT's uncased models see.
+
+    Each is a list of (character, its position in `text`).
+    """
     checks.instances(str, text=text)
     words, open_word = [], False
     for position, original in enumerate(text):
@@ -399,7 +411,10 @@ class WordPiece:
         return cls(vocab)
 
     def split(self, word: str) -> tuple[str, ...]:
-        "The pieces of one normalised word: the longest that it begins with, again and again."
+        """The pieces of one normalised word.
+
+        Each is the longest that the rest of the word begins with.
+        """
         pieces, start = (), 0
         while start < len(word) <= self.max_chars:
             mark = "##" if start else ""

@@ -80,7 +80,10 @@ def inverse_sqrt(t: int, steps: int, warmup: int) -> float:
 
 
 def transformer_peak(d_model: int, warmup: int) -> float:
-    """The greatest rate of Vaswani et al. 2017, equation 3, for `fit(..., lr=this, schedule=inverse_sqrt)`."""
+    """The greatest rate of Vaswani et al. 2017, equation 3.
+
+    For `fit(..., lr=this, schedule=inverse_sqrt)`.
+    """
     return (d_model * warmup) ** -0.5
 
 # %% ../nbs/07_training.ipynb #8d395d06
@@ -203,7 +206,10 @@ def _write(path: Path, text: str) -> None:
 
 @dataclass
 class History:
-    """What a run did, one entry an update: loss, rate, gradient's norm before clipping, tokens, seconds."""
+    """What a run did, one entry an update.
+
+    It holds loss, rate, gradient's norm before clipping, tokens and seconds.
+    """
 
     loss: list[float] = field(default_factory=list)  # mean over the update's tokens
     lr: list[float] = field(default_factory=list)
@@ -226,7 +232,10 @@ class History:
 
     @property
     def evaluated(self) -> int:
-        """The last update after which the model was evaluated; 0 before the first evaluation."""
+        """The last update after which the model was evaluated.
+
+        It is 0 before the first evaluation.
+        """
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
@@ -244,7 +253,10 @@ class History:
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
     def plot(self, ax=None):
-        """Draw the loss (pale: each update, dark: running mean), evaluated numbers as dots; gives the axes."""
+        """Draw the loss, with evaluated numbers as dots; gives the axes.
+
+        Pale is each update, dark the running mean.
+        """
         with checks.extra("book"):
             import matplotlib.pyplot as plt
 
@@ -897,7 +909,10 @@ class Shape:
 
     @property
     def target_matrices(self) -> int:
-        """Matrix entries that a predicting position is multiplied with: blocks, output layer, `extra`."""
+        """Matrix entries that a predicting position is multiplied with.
+
+        Those of blocks and output layer, and `extra`.
+        """
         # query and output of cross-attention
         cross = 2 * self.d_model * self.width if self.encoder_layers else 0
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff + cross
@@ -905,7 +920,10 @@ class Shape:
 
     @property
     def source_matrices(self) -> int:
-        """Matrix entries that a source position is multiplied with: encoder, the decoder's keys and values."""
+        """Matrix entries that a source position is multiplied with.
+
+        Those of the encoder, and of the decoder's keys and values.
+        """
         block = 4 * self.d_model * self.width + 2 * self.d_model * self.d_ff
         cross = 2 * self.d_model * self.width
         return self.encoder_layers * block + (
@@ -914,7 +932,10 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """All of them. With tied embeddings the model's parameters but for positions, biases and norms."""
+        """All of them.
+
+        With tied embeddings the model's parameters but for positions, biases and norms.
+        """
         return self.target_matrices + self.source_matrices
 
 

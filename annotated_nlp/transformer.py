@@ -186,13 +186,19 @@ class Sublayer(nn.Module):
 
 # %% ../nbs/06_transformer.ipynb #f9b044a6
 class BlockCache(NamedTuple):
-    """What a block remembers: keys and values of its own positions, and of the memory if any."""
+    """Keys and values that a block remembers.
+
+    Those of its own positions, and of the memory if any.
+    """
 
     own: KVCache
     memory: KVCache | None
 
     def reorder(self, index: Int[Tensor, "r"], filled: int | None = None) -> "BlockCache":
-        """The cache whose row i is this one's row index[i]; `filled` of its own positions are."""
+        """The cache whose row i is this one's row index[i].
+
+        With `filled`, only so many of its own positions are copied.
+        """
         memory = None if self.memory is None else self.memory.reorder(index)
         return BlockCache(self.own.reorder(index, filled), memory)
 
@@ -228,7 +234,10 @@ class Block(nn.Module):
         cache: BlockCache | None = None,
         start: int = 0,
     ) -> Float[Tensor, "b n d"]:
-        """Masks are True where attention is allowed. `relative`, `cache` and `start` as in `SelfAttention`."""
+        """Masks are True where attention is allowed.
+
+        `relative`, `cache` and `start` as in `SelfAttention`.
+        """
         own, remembered = (None, memory) if cache is None else (cache.own, cache.memory)
         checks.memory_if(self.cross is not None, remembered, memory_mask)
         x = self.attention(x, mask=mask, relative=relative, cache=own, start=start)
@@ -504,7 +513,10 @@ class Decoder(nn.Module):
     def read(
         self, ids: Int[Tensor, "b n"], state: DecoderState
     ) -> tuple[Float[Tensor, "b n d"], DecoderState]:
-        """States of tokens that follow those of `state`, and the state after them. Writes into its caches."""
+        """States of tokens that follow those of `state`, and the state after them.
+
+        Writes into its caches.
+        """
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         n, start, first, mask = ids.shape[1], state.length, state.length, None
         checks.filled(start + n, state.caches[0].own.k.shape[2])
@@ -583,7 +595,10 @@ class EncoderDecoder(Pretrained, Generates, nn.Module):
         src_mask: Bool[Tensor, "b m"] | None = None,
         all_layers: bool = False,
     ) -> tuple:
-        """The encoder's states and the decoder's; with `all_layers` a tuple of each, layer by layer."""
+        """The encoder's states and the decoder's.
+
+        With `all_layers` a tuple of each, layer by layer.
+        """
         mask = self._real(src, src_mask)
         encoder = self.encoder_layers(src, mask, all_layers)
         checks.ids(self.decoder.embedding.tokens.num_embeddings, rows=src.shape[0], tgt=tgt)
@@ -663,7 +678,10 @@ class Transformer(EncoderDecoder):
 
     @torch.no_grad()
     def initialise(self, module: nn.Module) -> None:
-        """Start `module`, the model or a part of it: Glorot's uniform matrices, embeddings of variance 1/d, no biases."""
+        """Start `module`, the model or a part of it.
+
+        Matrices are Glorot's uniform ones, embeddings have variance 1/d, biases are zero.
+        """
         for part in module.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=part.embedding_dim**-0.5)
@@ -689,6 +707,9 @@ class Transformer(EncoderDecoder):
     def begin(
         self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"] | None, max_new_tokens: int
     ) -> tuple[DecoderState, Int[Tensor, "b"]]:
-        """`EncoderDecoder.begin`. Raises ValueError for more tokens than there are positions."""
+        """`EncoderDecoder.begin`.
+
+        Raises ValueError for more tokens than there are positions.
+        """
         checks.length(max_new_tokens, self.config.max_len)
         return super().begin(src, mask, max_new_tokens)

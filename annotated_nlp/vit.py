@@ -94,7 +94,10 @@ class ViTConfig(BlockConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeiTConfig(ViTConfig):
-    """The same with the sizes of Touvron et al. 2021, table 1; those not given are DeiT-B's."""
+    """The same with the sizes of Touvron et al. 2021, table 1.
+
+    Those not given are DeiT-B's.
+    """
 
     @classmethod
     def tiny(cls, **changes) -> "DeiTConfig":
@@ -206,7 +209,10 @@ class ViT(Pretrained, nn.Module):
     def states(
         self, images: Float[Tensor, "b channels height width"], all_layers: bool = False
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
-        """Last states, the class token's first, then one for each patch, row by row; or of every layer."""
+        """The last states, or those of every layer.
+
+        The class token's comes first, then one for each patch, row by row.
+        """
         return self.stack(self.embedding(images), all_layers=all_layers)
 
 # %% ../nbs/15_vit.ipynb #4458ffbe
@@ -228,7 +234,10 @@ class DeiT(ViT):
     def forward(
         self, images: Float[Tensor, "b channels height width"]
     ) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]] | Float[Tensor, "b c"]:
-        """In training the logits of both heads, class head first; at evaluation their mean."""
+        """In training the logits of both heads, class head first.
+
+        At evaluation it gives their mean.
+        """
         heads = self.heads(images)
         return heads if self.training else sum(heads) / 2
 
@@ -251,16 +260,16 @@ def soft_distillation(
 
     The mean over b, in nats. `heads` are both heads' logits, or one's twice for a student
     without the second token; `teacher` are logits. Hinton et al. 2015; Touvron et al. 2021,
-    equation 2. Raises ValueError for a `temperature` or `weight` out of range and for shapes that
-    don't fit, TypeError for one tensor as `heads`.
+    equation 2. Raises ValueError for a `temperature` or `weight` out of range, for shapes that
+    don't fit, and on the CPU for labels that are no classes and rows that are no distributions;
+    TypeError for one tensor as `heads`.
     """
-    checks.two_heads(heads, teacher)
+    own_loss = _label_loss(heads, labels, teacher)
     checks.within("(0, inf)", temperature=temperature)
     checks.within("[0, 1]", weight=weight)
-    own, other = heads
-    wanted, said = ((z / temperature).log_softmax(-1) for z in (teacher.detach(), other))
+    wanted, said = ((z / temperature).log_softmax(-1) for z in (teacher.detach(), heads[1]))
     away = F.kl_div(said, wanted, reduction="batchmean", log_target=True)
-    return (1 - weight) * F.cross_entropy(own, labels) + weight * temperature**2 * away
+    return (1 - weight) * own_loss + weight * temperature**2 * away
 
 
 def hard_distillation(
@@ -273,9 +282,19 @@ def hard_distillation(
     The mean over b, in nats. Arguments and errors as in `soft_distillation`. Touvron et al. 2021,
     equation 3.
     """
+    own_loss = _label_loss(heads, labels, teacher)
+    return (own_loss + F.cross_entropy(heads[1], teacher.argmax(-1))) / 2
+
+
+def _label_loss(
+    heads: tuple[Float[Tensor, "b c"], Float[Tensor, "b c"]],
+    labels: Int[Tensor, "b"] | Float[Tensor, "b c"],
+    teacher: Float[Tensor, "b c"],
+) -> Float[Tensor, ""]:
+    "What the class head learns, once all three fit."
     checks.two_heads(heads, teacher)
-    own, other = heads
-    return (F.cross_entropy(own, labels) + F.cross_entropy(other, teacher.argmax(-1))) / 2
+    checks.labels_or_shares(heads[0], labels)
+    return F.cross_entropy(heads[0], labels if labels.ndim > 1 else labels.long())
 
 # %% ../nbs/15_vit.ipynb #78c3a99c
 def random_affine(

@@ -557,6 +557,11 @@ def test_compiles_once_for_all_lengths(dynamic, unchecked):
     (lambda: fused_attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 4, 4)), "5 keys and 4 values"),
     (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=3), "window=3 must be even"),
     (lambda: local_attention(*torch.zeros(3, 1, 1, 4, 2), window=0), "window=0 must be an integer of at least 2"),
+    *((lambda mask=mask: local_attention(*torch.zeros(3, 2, 1, 4, 2), 2, mask), r"mask is .*boolean, True at keys.*\(2, 4\).*mask.bool\(\)")
+      for mask in (torch.ones(2, 4), torch.ones(2, 3) > 0, torch.ones(1, 4) > 0, torch.ones(2, 4, 4) > 0, [True])),
+    (lambda: local_attention(torch.zeros(1, 2, 4, 2), *torch.zeros(2, 1, 2, 6, 2), 2), r"k is .*\(1, 2, 6, 2\); it must have the shape of q, \(1, 2, 4, 2\)"),
+    (lambda: local_attention(torch.zeros(1, 2, 4, 2), *torch.zeros(2, 1, 1, 4, 2), 2), r"k is .*the shape of q"),
+    (lambda: local_attention(*torch.zeros(2, 1, 2, 4, 2), torch.zeros(1, 2, 5, 2), 2), "4 keys and 5 values"),
 ])
 def test_errors_name_the_remedy(make, message, unchecked):
     with pytest.raises(ValueError, match=message):

@@ -94,8 +94,11 @@ def test_without_a_pooler(tmp_path):
     bare.save_pretrained(tmp_path / "b")
     again = transformers.BertModel.from_pretrained(tmp_path / "b", add_pooling_layer=False).eval()
     close(bare(ids), again(ids).last_hidden_state)
-    with pytest.raises(ValueError, match=r"lacks pooler\.dense"):
+    with pytest.raises(ValueError, match=r"lacks pooler\.dense.*fresh=.*pooler=False"):
         Bert.from_pretrained(tmp_path / "b")
+    for folder in ("a", "b"):
+        back = Bert.from_pretrained(tmp_path / folder, pooler=False, dropout=0.3)
+        assert back.pooler is None and back.config.dropout == 0.3 and torch.equal(back(ids), ours(ids))
     fresh = Bert.from_pretrained(tmp_path / "b", fresh="pooler")
     assert torch.equal(fresh(ids), ours(ids)) and abs(fresh.pooler.dense.weight.std() - 0.02) < 0.004 and not fresh.pooler.dense.bias.any()
 

@@ -1,13 +1,21 @@
 "The table of claims: differences with their intervals, verdicts by rule, and rows computed from what is stored."
 
+import json
+import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import messages
+import nbformat
 import numpy as np
 import pytest
 import torch
-from annotated_nlp import lab
+from annotated_nlp import lab, plots
 from scipy.stats import bootstrap
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # The bootstrap
 
@@ -68,6 +76,17 @@ def test_interval_covers_what_is_known():
         found = lab.difference(*arms, resamples=500)
         covered += found["low"] <= 0 <= found["high"]
     assert 89 <= covered <= 99
+
+
+@pytest.mark.parametrize("n_seeds, share", [(2, 0.63), (3, 0.84), (5, 0.91)])
+def test_few_seeds_cover_less(n_seeds, share):
+    "What the laboratory's page says of the extreme in which chance lies in the seeds alone."
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    covered = 0
+    for _ in range(300):
+        found = lab.difference(*(draw(n_seeds, 1) + 0.05 * draw(n_seeds, 20) for _ in range(2)), resamples=300)
+        covered += found["low"] <= 0 <= found["high"]
+    assert covered / 300 == pytest.approx(share, abs=0.06)
 
 
 def test_rows_that_no_seed_made():
@@ -137,3 +156,152 @@ test_bad_arms = messages.refused([
     (refused([0.5, 1.0], [[0.5, float("inf")]]), ["second", "inf", "(0, 1)"]),
     (refused(scores(8), scores(8), resamples=0), ["resamples=0"]),
 ])
+
+
+# The table
+
+KEYS = ["number", "claim", "lecture", "page", "measure", "effect", "low", "high", "n_test", "seeds", "verdict", "unit", "note"]
+NUMBERS = ["effect", "low", "high", "n_test", "seeds"]
+
+
+@pytest.fixture
+def keep(tmp_path, monkeypatch):
+    "Results go to an empty folder; a call stores one that says something of a claim."
+    monkeypatch.setattr(lab, "_folder", lambda: tmp_path)
+
+    def store(number="18", name="demo", seconds=60.0, when="2030-01-01", **changes):
+        entry = dict(effect=2.0, low=1.0, high=3.0, n_test=1000, seeds=3, unit="points") | changes
+        record = lab.record(name, command="", settings={}, numbers=dict(claims={number: entry}), seconds=seconds)
+        lab.store(record | dict(when=when))
+
+    return store
+
+
+def row(number):
+    return lab.claims()[number - 1]
+
+
+def test_every_claim_is_there_in_order():
+    rows = lab.claims()
+    assert [found["number"] for found in rows] == [*range(1, 43)]
+    for found in rows:
+        assert list(found) == KEYS
+        assert re.fullmatch(r"00[0234]( 00[0234])*", found["lecture"]) and found["claim"] and found["measure"] and found["page"]
+        known = [found[key] is not None for key in NUMBERS]
+        assert not any(known) and found["note"] if found["verdict"] == "open" else all(known)
+
+
+def test_rows_come_from_stored_results_alone(keep):
+    "Without results every claim is open; another stored number is another row."
+    assert {found["verdict"] for found in lab.claims()} == {"open"} and row(18)["note"] == "not yet measured"
+    keep()
+    found = row(18)
+    assert [found[key] for key in NUMBERS] == [2.0, 1.0, 3.0, 1000, 3]
+    assert (found["verdict"], found["page"], found["unit"]) == ("shown", "lab/demo", "points")
+    keep(effect=-2.5, low=-3.0, high=-1.0, n_test=2000)
+    assert [row(18)[key] for key in NUMBERS] == [-2.5, -3.0, -1.0, 2000, 3] and row(18)["verdict"] == "contrary"
+    assert {found["verdict"] for found in lab.claims() if found["number"] != 18} == {"open"}
+
+
+@pytest.mark.parametrize("low, high, verdict", [
+    (0.1, 2, "shown"), (-2, -0.1, "contrary"), (-1, 1, "not shown"), (0, 1, "not shown"), (-1, 0, "not shown"), (0, 0, "not shown"),
+])
+def test_verdict(keep, low, high, verdict):
+    assert lab.verdict(low, high) == verdict
+    keep(low=low, high=high)
+    assert row(18)["verdict"] == verdict
+
+
+def test_what_is_too_small_decides_nothing(keep):
+    keep(n_test=999, seeds=2)
+    assert row(18)["verdict"] == "open" and row(18)["effect"] is None
+    assert row(18)["note"] == "demo has 999 of 1,000 test items, 2 of 3 seeds"
+    keep(seeds=2, seconds=float(lab.LONG_S))
+    assert row(18)["verdict"] == "shown"
+    keep(seeds=1, seconds=float(lab.LONG_S))
+    assert row(18)["note"] == "demo has 1 of 2 seeds"
+    keep("8", n_test=10, seeds=1)  # about time, not about items
+    assert row(8)["verdict"] == "shown"
+
+
+def test_nobody_chooses_among_results(keep):
+    "More seeds, then more items, then the newer."
+    keep(name="a", effect=1.1, low=1.0, n_test=5000)
+    keep(name="b", effect=1.2, low=-1.0, n_test=1000, seeds=4)
+    assert (row(18)["page"], row(18)["verdict"]) == ("lab/b", "not shown")
+    keep(name="a", effect=1.1, n_test=5000, seeds=4)
+    assert row(18)["page"] == "lab/a"
+    keep(name="b", n_test=5000, seeds=4, when="2031-01-01")
+    assert row(18)["page"] == "lab/b"
+    keep(name="c", n_test=9, seeds=9)
+    assert row(18)["page"] == "lab/b"
+
+
+def test_an_entry_may_name_its_measure(keep):
+    keep(measure="accuracy with 100 labels")
+    assert row(18)["measure"] == "accuracy with 100 labels"
+
+
+def test_pilots_are_stored_results():
+    names = {run["name"] for run in lab.results()}
+    for claim in lab._registry():
+        assert set(claim["pilots"]) <= names
+        found = row(claim["number"])
+        assert found["verdict"] != "open" or all(f"pilot {name}: " in found["note"] or f"{name} has" in found["note"] for name in claim["pilots"])
+
+
+@pytest.mark.parametrize("number, entry, words", [
+    ("43", {}, ["claim='43'"]), ("18", dict(effect=1.0), ["claim 18", "low, high, n_test, seeds, unit"]),
+    ("18", dict(effect=1.0, low=2.0, high=1.0, n_test=9, seeds=1, unit=""), ["low=2.0", "high=1.0"]),
+    ("18", dict(effect=float("nan"), low=1.0, high=2.0, n_test=9, seeds=1, unit=""), ["effect=nan"]),
+    ("18", dict(effect=1.0, low=1.0, high=2.0, n_test=0, seeds=1, unit=""), ["n_test=0"]),
+])
+def test_other_forms_are_refused_before_they_are_stored(keep, monkeypatch, number, entry, words):
+    monkeypatch.delenv("LAB_RUN", raising=False)
+    with pytest.raises(ValueError, match=messages.says(*words)):
+        lab.Experiment("demo", full={}, quick={}).save(dict(claims={number: entry}))
+
+
+def test_a_difference_is_what_a_claim_needs(keep, monkeypatch):
+    monkeypatch.setenv("LAB_RUN", "full")
+    found = lab.difference(scores(3, 1000) + 1, scores(3, 1000, seed=1), unit="nats")
+    lab.Experiment("demo", full={}, quick={}).save(dict(claims={"11": found}))
+    assert {key: row(11)[key] for key in found} == found and row(11)["verdict"] == "shown"
+
+
+def test_the_command_prints_one_object_a_line():
+    done = subprocess.run([sys.executable, "-m", "tools.claims"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == lab.claims()
+    recipe = re.search(r"^claims:.*\n\t(.+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1]
+    assert recipe == "@$(BIN)/python -m tools.claims"
+
+
+# The drawing
+
+
+def test_forest_draws_what_is_decided(keep):
+    "A strip for each, zero in its middle, all within it; the open ones below, folded."
+    keep()
+    keep("20", name="other", effect=-1e-3, low=-2e-3, high=5e-4, unit="<bits>")
+    forest = plots.Forest(lab.claims(), pages=["lab/demo", "03_seq2seq"])
+    text = forest._repr_html_()
+    assert text.count("<svg") == 2 and text.count('aria-label="') == 2 and "<details>" in text and "40 open claims" in text
+    assert "+2.0 points" in text and "(+1.0 to +3.0)" in text and "&lt;bits&gt;" in text and "<bits>" not in text
+    assert '<a href="lab/demo.html">Pretrain' in text and "lab/other.html" not in text
+    bars = [[float(x) for x in found] for found in re.findall(r'class="bar" x1="([\d.]+)" x2="([\d.]+)"', text)]
+    assert bars == [[129.3, 188.0], [12.0, 122.0]]
+    assert "\n\n" not in text and "\n " not in text  # Markdown would end the HTML there
+    assert repr(forest).startswith("42 claims: 1 shown, 0 contrary, 1 not shown, 40 open\n1 One vector")
+
+
+def test_forest_without_open_or_decided_rows(keep):
+    assert "<svg" not in plots.Forest(lab.claims())._repr_html_()
+    keep()
+    text = plots.Forest([row(18)])._repr_html_()
+    assert "<details>" not in text and "1 claims" not in text and text.startswith('<div class="forest">')
+
+
+def test_the_results_page_shows_the_present_table():
+    nb = nbformat.read(ROOT / "nbs" / "results.ipynb", as_version=4)
+    shown = [output["data"]["text/plain"] for cell in nb.cells for output in cell.get("outputs", []) if 'class="forest"' in output.get("data", {}).get("text/html", "")]
+    assert shown == [repr(plots.Forest(lab.claims()))], "make chapters NAMES=results"

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import messages
 import test_invariants
-from parity import GPU, close, lengths
+from annotated_nlp.transformer import TransformerConfig
+from parity import DEVICES, close, lengths
 from twins import PRECISIONS, TABLE, each, over, parameters, same_gradients
 
 unchecked = test_invariants.unchecked  # as a user has the package
@@ -171,20 +171,31 @@ def test_sizes(row, size):
     assert size.printed is None or abs(count / size.printed - 1) < size.slack
 
 
+ENOUGH = 20_000  # numbers, of which spread and mean are known to 0.5 and 0.7 %
+
+
 @over(condition=lambda row: row.wide)
 def test_initialisation_as_theirs(row, tmp_path):
-    "The spread of every tensor is that of `transformers`' own start."
-    theirs = row.theirs(row.theirs.config_class(**row.wide))
-    ours = row.ours(row.twin(theirs, tmp_path).config)
-    layout, wanted = ours._writable()[0], theirs.state_dict() | load_file(tmp_path / "model.safetensors")
-    for name, p in ours.named_parameters():
-        parts = layout.place(name).names
-        for chunk, part in zip(p.chunk(len(parts)), parts, strict=True):
-            if part.endswith(row.other_start):
-                continue
-            (spread, mean), (their_spread, their_mean) = ((x.std(correction=0), x.mean()) for x in (chunk, wanted[part]))
-            few = 6 if chunk.numel() < 1000 else 1
-            assert abs(spread - their_spread) <= few * 0.05 * their_spread and abs(mean - their_mean) < max(few * 0.04 * their_spread, 1e-9), part
+    "The spread of every tensor is that of `transformers`' own start; what is small is drawn until there are numbers enough."
+    pools = {}
+
+    def few(ours, theirs):
+        return theirs[0].std(correction=0) > 0 and sum(x.numel() for x in theirs) < ENOUGH
+
+    while not pools or any(few(*pool) for pool in pools.values()):
+        twin = row.twin(row.theirs(row.theirs.config_class(**row.wide)), tmp_path)
+        layout, ours = twin._writable()[0], dict(row.ours(twin.config).named_parameters())
+        for name, wanted in twin.named_parameters():
+            parts = layout.place(name).names
+            for part, *chunks in zip(parts, ours[name].detach().chunk(len(parts)), wanted.detach().chunk(len(parts)), strict=True):
+                pool = pools.setdefault(part, ([], []))
+                if not part.endswith(row.other_start) and (not pool[0] or few(*pool)):
+                    for side, chunk in zip(pool, chunks):
+                        side.append(chunk.flatten())
+        pools = {part: pool for part, pool in pools.items() if pool[0]}
+    for part, pool in pools.items():
+        (spread, mean), (their_spread, their_mean) = ((x.std(correction=0), x.mean()) for x in map(torch.cat, pool))
+        assert abs(spread - their_spread) <= 0.05 * their_spread and abs(mean - their_mean) < 0.04 * max(their_spread, 1e-9), part
 
 
 @over(condition=lambda row: row.one_start)
@@ -210,6 +221,21 @@ def test_settings_are_fixed_once_made(row):
         replace(config, **row.never)
 
 
+@over()
+def test_another_configuration(row, unchecked):
+    "What is none, or another's of the same name, is told from ours; a copy is made without one."
+    ours = row.config(**row.small)
+    theirs = row.theirs.config_class()
+    for given, words in ((None, ["NoneType"]), (dict(row.small), ["dict"]), (row.config, ["the class", "object"]), (theirs, ["of annotated_nlp.", "not of transformers.", type(theirs).__name__]),
+                         (TransformerConfig(src_vocab_size=9, tgt_vocab_size=9), ["TransformerConfig"])):
+        for args, named in (((given,), {}), ((), dict(config=given))):
+            with pytest.raises(TypeError, match=messages.says("config is", *words)):
+                row.ours(*args, **named)
+    with pytest.raises(TypeError, match="config"):
+        row.ours()
+    assert copy.deepcopy(row.ours(config=ours)).config == ours
+
+
 # What is not given
 
 
@@ -231,23 +257,23 @@ def test_what_is_not_given(row):
 # A card
 
 
-@pytest.mark.gpu
-@GPU
+@DEVICES
 @torch.no_grad()
 @over()
-def test_on_a_gpu(row, tmp_path):
-    "The CPU's outputs and theirs to float32's rounding; of weights in bfloat16 to its own."
+def test_on_a_device(row, device, tmp_path):
+    "As the CPU's model in float32: ours and theirs to float32's rounding, ours in bfloat16 to its own."
+    # With T5's weights as large as the others', bfloat16 is off by a quarter of the largest logit on every device: they are `quiet` there.
     for dtype, tolerance, how in ((torch.float32, 1e-4, {}), (torch.bfloat16, row.bfloat16, row.quiet)):
-        ours, theirs = (model.to(dtype) for model in row.both(tmp_path, **how))
-        here, there, ours = copy.deepcopy(ours).to("cuda"), theirs.to("cuda"), ours.float()
+        torch.manual_seed(11)  # every model then keeps a quarter of its tolerance free in bfloat16
+        ours, theirs = row.both(tmp_path, **how)
+        here, there = copy.deepcopy(ours).to(device, dtype), theirs.to(device)
         for batch in row.batches(theirs.config):
-            batch = batch.to(dtype)
-            wanted = [batch.real(x) for x in row.run(ours, batch.to(torch.float32))]
-            for x, y in zip(row.run(here, batch.to("cuda")), wanted, strict=True):
+            wanted = [batch.real(x) for x in row.run(ours, batch)]
+            for x, y in zip(row.run(here, batch.to(device, dtype)), wanted, strict=True):
                 close(batch.real(x.float().cpu()), y, tolerance)
             with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # their patches are a convolution
-                for x, y in zip(row.read(there, batch.to("cuda"))[0] if dtype == torch.float32 else (), wanted):
-                    close(batch.real(x.cpu()), y, tolerance)
+                for x, y in zip(row.read(there, batch.to(device))[0], wanted, strict=True):
+                    close(batch.real(x.cpu()), y, 1e-4)
 
 
 def test_the_table_is_whole():

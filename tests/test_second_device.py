@@ -45,6 +45,7 @@ from annotated_nlp.electra import (
     electra_loss,
 )
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification
+from annotated_nlp.lab import difference
 from annotated_nlp.t5 import T5, T5Config, larger_steps, relative_buckets
 from annotated_nlp.transformer import Positions, Transformer, TransformerConfig
 from annotated_nlp.vit import (
@@ -426,6 +427,12 @@ def test_scene(scene):
     same(found, wanted)
     assert waits.total() == scene.waits, waits
     assert not none
+
+
+def test_difference_of_scores():
+    "What was measured on a card is drawn from on the CPU: the same interval."
+    arms, options = torch.rand(2, 3, 20, dtype=torch.float64), dict(paired=True, resamples=50)
+    assert difference(*arms.to("card"), **options) == difference(*arms, **options)
 
 
 # Writing text

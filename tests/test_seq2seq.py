@@ -463,6 +463,12 @@ def test_ids_of_32_bits_are_ids():
     assert torch.equal(model(SRC.int(), TGT.int()), model(SRC, TGT))
 
 
+def test_no_configuration(unchecked):
+    for config in (None, dict(src_vocab_size=9)):
+        with pytest.raises(TypeError, match=f"config is {type(config).__name__}, give Seq2SeqConfig"):
+            Seq2Seq(config)
+
+
 def test_an_empty_row_encodes_as_zeros_where_it_is_not_refused():
     x, mask = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([[True, True, False], [False] * 3])
     outputs, last = FusedRNN(4, 3, bidirectional=True)(x, mask)

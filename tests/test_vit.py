@@ -241,7 +241,9 @@ def test_hard_distillation():
     assert_close(found, wanted)
     spread = F.one_hot(labels, 5).double()
     assert_close(hard_distillation((own, other), spread, teacher), wanted)
-    assert_close(soft_distillation((own, other), spread, teacher), soft_distillation((own, other), labels, teacher))
+    for lose in (soft_distillation, hard_distillation):
+        for alike in (spread, spread.bfloat16(), labels.int()):
+            assert_close(lose((own, other), alike, teacher), lose((own, other), labels, teacher))
 
 
 # Augmentation
@@ -426,6 +428,9 @@ test_bad_calls = messages.refused([
       for lose in (soft_distillation, hard_distillation)
       for heads, teacher in (((LOGITS, LOGITS), LOGITS[:1]), ((LOGITS, LOGITS), LOGITS[:, :4]), ((LOGITS, LOGITS[:, :4]), LOGITS), ((LOGITS,), LOGITS), ((LOGITS[:0],) * 2, LOGITS[:0]))),
     (lambda: soft_distillation((LOGITS, LOGITS), ANSWERS, LOGITS, temperature=math.inf), ["temperature=inf"]),
+    *((lambda lose=lose, labels=labels: lose((LOGITS, LOGITS), labels, LOGITS), ["labels", *words]) for lose in (soft_distillation, hard_distillation)
+      for labels, *words in ((ANSWERS - 100, "classes", "0 to"), (ANSWERS + 100, "classes"), (ANSWERS[:1], "(1,)", "(2,)"), (ANSWERS.float(), "float32"), (ANSWERS.tolist(), "list"),
+                             (torch.ones(LOGITS.shape).long(), "int64"), (LOGITS, "shares"), (torch.full_like(LOGITS, math.nan), "shares"), (torch.eye(2, LOGITS.shape[1]) * 2, "sum to 2", "shares"))),
     *((lambda change=change, images=images: change(images), ["images", str(images.dtype), str(tuple(images.shape))])
       for change in (random_affine, lambda images: mixup(images, ANSWERS, 3)) for images in (GOOD.byte(), GOOD[0], GOOD[:0])),
     (lambda: random_affine(GOOD, degrees=math.nan), ["degrees=nan"]),

@@ -77,9 +77,9 @@ class Row:
     undoable: tuple[tuple[str, object], ...]  # options of theirs that ours can't do
     never: Mapping  # a setting that is refused also when it is changed later
     sizes: Mapping[str, "Size"] = field(default_factory=dict)
-    wide: Mapping = field(default_factory=dict)  # their options for the statistics of the start
+    wide: Mapping = field(default_factory=dict)  # their options for the statistics of the start: most tensors have 20,000 numbers
     one_start: bool = True  # every matrix of ours begins with N(0, 0.02²)
-    other_start: tuple[str, ...] = ()  # what theirs begins otherwise, or too small for statistics
+    other_start: tuple[str, ...] = ()  # what theirs begins otherwise
     starts: Mapping[str, float | None] = field(default_factory=lambda: {THEIR_START: 0.02, LARGE_WEIGHTS: 0.3})
     quiet: Mapping = field(default_factory=dict)  # how theirs is made for bfloat16
     made: Mapping[str, Mapping] = field(default_factory=lambda: {"": {}})  # ours that were never theirs: settings
@@ -363,7 +363,7 @@ BERT_ODD = {
     "heads of one": dict(hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, type_vocab_size=1, layer_norm_eps=1e-5, vocab_size=101, num_labels=3),
 }
 BERT_LARGE = dict(hidden_size=1024, num_attention_heads=16, num_hidden_layers=24, intermediate_size=4096)
-BERT_WIDE = dict(vocab_size=3000, max_position_embeddings=400, hidden_size=128, num_attention_heads=4, intermediate_size=512, num_hidden_layers=2)
+BERT_WIDE = dict(vocab_size=3000, max_position_embeddings=400, type_vocab_size=320, hidden_size=128, num_attention_heads=4, intermediate_size=512, num_hidden_layers=2, num_labels=160)
 
 
 def bert_(name, head, **row):
@@ -383,7 +383,7 @@ BERTS = [
     bert_("BertModel", NOTHING), bert_("BertForPreTraining", ORDER), bert_("BertForMaskedLM", PIECES),
     bert_("BertForSequenceClassification", TEXTS, made={"": dict(n_classes=5)}),
     bert_("BertForTokenClassification", TAGS, made={"": dict(n_classes=5)}, odd=labelled(BERT_ODD, 2, 99)),
-    bert_("BertForQuestionAnswering", SPANS, made={"": dict(n_classes=2)}, odd=labelled(BERT_ODD, 2, 2)),
+    bert_("BertForQuestionAnswering", SPANS, made={"": dict(n_classes=2)}, odd=labelled(BERT_ODD, 2, 2), wide=BERT_WIDE | dict(num_labels=2)),
 ]
 
 ELECTRA_ODD = {
@@ -491,7 +491,7 @@ def t5_(version, ours, theirs, made):
                    *([dict(activation="gelu_tanh"), dict(gated=True)] if version == "1.0" else [dict(activation="relu")])),
         undoable=(("feed_forward_proj", "gated-silu"), ("feed_forward_proj", "gelu"), ("is_encoder_decoder", False), ("decoder_start_token_id", 7), ("num_layers", "two")),
         never=dict(n_buckets=3), one_start=False, sizes=sizes, starts={THEIR_START: None, LARGE_WEIGHTS: 0.3}, quiet=dict(std=0.1), made=made, prepare=their_t5(version == "1.1"), disturbed=lambda name, p: False,
-        wide=dict(d_model=96, d_ff=200, vocab_size=2000, num_heads=5, d_kv=24, num_layers=3, relative_attention_num_buckets=512, relative_attention_max_distance=900) | theirs,
+        wide=dict(d_model=96, d_ff=200, vocab_size=2000, num_heads=5, d_kv=24, num_layers=3, relative_attention_num_buckets=4096, relative_attention_max_distance=9000) | theirs,
         exact=1e-12, loss_in_float32=False, bits=True, precisely=exact_norm)
 
 
@@ -547,7 +547,7 @@ VIT_ODD = {
     "heads of one, one patch": dict(hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, image_size=7, patch_size=7, layer_norm_eps=1e-5, num_labels=3),
     "patches of one pixel": dict(hidden_size=24, num_attention_heads=2, num_hidden_layers=3, intermediate_size=24, image_size=4, patch_size=1, num_channels=2, num_labels=11),
 }
-VIT_WIDE = dict(hidden_size=256, num_attention_heads=4, num_hidden_layers=2, intermediate_size=512, image_size=12, patch_size=4, num_labels=5)
+VIT_WIDE = dict(hidden_size=256, num_attention_heads=4, num_hidden_layers=2, intermediate_size=512, image_size=36, patch_size=4, num_channels=5, num_labels=80)
 VIT_SIZES = {ViT: (ViTConfig, ("b16", "l16", "h14")), DeiT: (DeiTConfig, ("tiny", "small", "base"))}
 
 
@@ -561,7 +561,7 @@ def vit_(ours, theirs):
         kept=("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps",
               "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "qkv_bias"), synonyms={"gelu_new": "gelu_pytorch_tanh"},
         unsayable=(*ENCODER_UNSAYABLE[:-1], dict(norm_first=False)), undoable=(("hidden_act", "silu"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 4])),
-        never=dict(image_size=13), disturbed=lambda name, p: p.ndim == 1 or "token" in name or "position" in name, wide=VIT_WIDE, other_start=("_token", *(["position_embeddings"] if ours is DeiT else [])),
+        never=dict(image_size=13), disturbed=lambda name, p: p.ndim == 1 or "token" in name or "position" in name, wide=VIT_WIDE, other_start=("_token", "position_embeddings") if ours is DeiT else (),
         # a key's bias is lost in the softmax; a head over one class has one answer
         idle=lambda part, c: "key.bias" in part or c.num_labels == 1 and "classifier" in part,
         sizes={name: Size(c, dict(patch_size=c.patch_size, hidden_size=c.d_model, num_hidden_layers=c.n_layers, num_attention_heads=c.n_heads, intermediate_size=c.d_ff, num_labels=1000)) for name, c in made.items()})
