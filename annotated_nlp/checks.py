@@ -4,20 +4,20 @@
 
 # %% auto #0
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
-           'equal', 'instances', 'missing_option', 'together', 'some', 'none', 'room_for', 'documents', 'seen', 'ids',
-           'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'same_shape', 'chosen', 'length',
-           'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each', 'attention_sizes',
-           'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits',
-           'stop_token', 'distributions', 'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite',
-           'targets', 'real_rows', 'same_device', 'not_empty', 'text', 'sentinels', 'of_noise', 'permutation', 'spans',
-           'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps',
-           'arms']
+           'equal', 'instances', 'missing_option', 'together', 'require', 'room_for', 'documents', 'seen', 'ids',
+           'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape',
+           'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
+           'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
+           'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'texts', 'extra', 'beginnings',
+           'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation',
+           'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads',
+           'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from reprlib import Repr
@@ -32,7 +32,10 @@ _cut.maxstring = _cut.maxother = 80
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: what is long is cut, for a file may hold megabytes of nonsense."""
+    """A value as a message shows it.
+
+    What is long is cut, for a file may hold megabytes of nonsense.
+    """
     return _cut.repr(value)
 
 
@@ -48,12 +51,15 @@ def integers(least: int | None = 1, **values: int) -> None:
 
 
 def sizes(config: Any, names: str) -> None:
-    """Refuse a configuration in which one of the settings that `names` lists is no integer of at least 1."""
+    """Refuse a configuration of which a setting in `names` is no integer of at least 1."""
     integers(**{name: getattr(config, name) for name in names.split()})
 
 
 def within(interval: str, **values: Real) -> None:
-    """Refuse what is no number in `interval`, in the notation of mathematics: "[0, 1)", "(0, inf)"."""
+    """Refuse what is no number in `interval`.
+
+    The interval is in the notation of mathematics: "[0, 1)", "(0, inf)".
+    """
     low, high = map(float, interval[1:-1].split(","))
     for name, value in values.items():
         number = isinstance(value, Real) and not isinstance(value, bool)
@@ -121,7 +127,10 @@ def one_vocabulary(source: int, target: int) -> None:
 
 
 def divides(part: str, whole: str, remedy: str = "change one", **sizes: int) -> None:
-    """Refuse a whole that its part doesn't divide; `part` and `whole` name two of `sizes`."""
+    """Refuse a whole that its part doesn't divide.
+
+    `part` and `whole` name two of `sizes`.
+    """
     if sizes[whole] % sizes[part]:
         raise ValueError(
             f"{whole}={sizes[whole]} is not divisible by {part}={sizes[part]}; {remedy}"
@@ -129,7 +138,10 @@ def divides(part: str, whole: str, remedy: str = "change one", **sizes: int) -> 
 
 
 def equal(why: str, settings: str, **configs: Any) -> None:
-    """Refuse two configurations that differ in one of `settings`, in which they must not because of `why`."""
+    """Refuse two configurations that differ in one of `settings`.
+
+    `why` says why they must not.
+    """
     (here, one), (there, other) = configs.items()
     for name in settings.split():
         a, b = getattr(one, name), getattr(other, name)
@@ -140,10 +152,19 @@ def equal(why: str, settings: str, **configs: Any) -> None:
 
 
 def instances(kind: type, **values: Any) -> None:
-    """Refuse objects of another class, with TypeError."""
+    """Refuse objects of another class, with TypeError.
+
+    Other packages have classes of the same names, so the message says which is meant.
+    """
     for name, value in values.items():
         if not isinstance(value, kind):
-            raise TypeError(f"{name} is {type(value).__name__}, give {kind.__name__}")
+            its = type(value)
+            came = f"{its.__name__}, give {kind.__name__}"
+            if isinstance(value, type):
+                came = f"the class {value.__name__}, give an object of {kind.__name__}"
+            elif its.__module__ != "builtins":
+                came += f" of {kind.__module__}, not of {its.__module__}"
+            raise TypeError(f"{name} is {came}")
 
 
 def missing_option(option: str, argument: str) -> NoReturn:
@@ -159,15 +180,9 @@ def together(why: str, **values: Any) -> NoReturn:
     raise ValueError(f"{said} can't be: {why}")
 
 
-def some(found: Sized, otherwise: str) -> None:
-    """Refuse to go on with nothing."""
-    if not len(found):
-        raise ValueError(otherwise)
-
-
-def none(found: Sized, otherwise: str) -> None:
-    """Refuse what should not be there."""
-    if len(found):
+def require(condition: Any, otherwise: str) -> None:
+    """Refuse to go on, with the message `otherwise`, where a condition doesn't hold."""
+    if not condition:
         raise ValueError(otherwise)
 
 
@@ -192,7 +207,10 @@ def documents(documents: Sequence[Sequence[Sequence]]) -> None:
 
 # %% ../nbs/checks.ipynb #e4441e9d
 def seen(x: Tensor) -> bool:
-    """Whether the values of `x` can be looked at: on the CPU, and not while PyTorch traces or transforms the call."""
+    """Whether the values of `x` can be looked at.
+
+    They can on the CPU, but for calls that PyTorch traces or transforms.
+    """
     return x.device.type == "cpu" and not (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -306,7 +324,10 @@ def mask(shape: Sequence[int], what: str = "real tokens", **named: Tensor) -> No
 
 
 def counts(rows: int, most: int | None = None, **named: Tensor) -> None:
-    """Refuse what is not one integer for each of `rows` rows; on the CPU also one outside 0 to `most`."""
+    """Refuse what is not one integer for each of `rows` rows.
+
+    On the CPU also one outside 0 to `most`.
+    """
     for name, x in named.items():
         if not isinstance(x, Tensor) or x.dtype not in _INTEGERS or x.shape != (rows,):
             raise ValueError(
@@ -318,14 +339,38 @@ def counts(rows: int, most: int | None = None, **named: Tensor) -> None:
 
 
 def labels(n_classes: int, images: Tensor, labels: Tensor) -> None:
-    """Refuse labels that aren't one integer a row of `images`; on the CPU also classes that there aren't."""
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
+    """Refuse labels that aren't one integer a row of `images`.
+
+    On the CPU also classes that there aren't.
+    """
+    if (
+        not isinstance(labels, Tensor)
+        or labels.shape != images.shape[:1]
+        or labels.is_floating_point()
+    ):
         raise ValueError(
             f"labels is {_shape(labels)}; it must be integers of shape ({images.shape[0]},), a class for each image"
         )
     if seen(labels) and not 0 <= labels.min() <= labels.max() < n_classes:
         raise ValueError(
             f"labels go from {labels.min()} to {labels.max()}; they must be classes, 0 to {n_classes - 1}"
+        )
+
+
+def labels_or_shares(logits: Tensor, given: Tensor) -> None:
+    """Refuse labels that are neither a class for each row of `logits` (b c) nor a distribution over the classes.
+
+    On the CPU also classes that there aren't, and rows that don't sum to 1.
+    """
+    shares = isinstance(given, Tensor) and given.is_floating_point()
+    if not (shares and given.shape == logits.shape):
+        return labels(logits.shape[1], logits, given)
+    if seen(given):
+        sums = given.sum(1)
+        require(
+            given.min() >= 0 and (sums - 1).abs().max() < 0.02,  # not so of NaN
+            f"labels has rows that sum to {sums.min():.3g} to {sums.max():.3g} and entries from {given.min():.3g} on; as floats "
+            "they must be shares of the classes, at least 0 and 1 in sum",
         )
 
 
@@ -357,7 +402,10 @@ def length(n: int, max_len: int) -> None:
 
 
 def room(prompt: int, max_new_tokens: int, max_len: int | None) -> None:
-    """Refuse to write more than fits behind a prompt. The last token is written and never read."""
+    """Refuse to write more than fits behind a prompt.
+
+    The last token is written and never read.
+    """
     needed = prompt - 1 + max_new_tokens
     if max_len is not None and needed > max_len:
         raise ValueError(
@@ -376,7 +424,7 @@ def filled(needed: int, room: int) -> None:
 
 
 def cache(new: torch.Size, cached: torch.Size, start: int) -> None:
-    """Refuse keys (b h n k) that don't fit behind the first `start` of a cache (b h t k)."""
+    """Refuse keys (b h n k) that don't fit a cache (b h t k) behind its first `start`."""
     if new[:2] + new[3:] != cached[:2] + cached[3:]:
         raise ValueError(
             f"keys of shape {tuple(new)} don't fit a cache of {tuple(cached)}; make it with this layer's new_cache, and "
@@ -426,7 +474,10 @@ def attention_sizes(
 
 
 def one_memory_each(rows: int, memories: int) -> None:
-    """Refuse queries and keys of different numbers of rows: one would silently serve for all."""
+    """Refuse queries and keys of different numbers of rows.
+
+    One would silently serve for all.
+    """
     if rows != memories:
         raise ValueError(f"{rows} rows and a memory of {memories}: give each row its own")
 
@@ -456,7 +507,10 @@ def memory_if(cross: bool, memory: Any, memory_mask: Any = None) -> None:
 
 
 def prompts(most: int, n: int, padding: Tensor) -> None:
-    """Refuse a row of `n` columns that are all padding, `most` being the most that a row has."""
+    """Refuse a row of `n` columns that are all padding.
+
+    `most` is the most padding that a row has.
+    """
     if most == n:
         raise ValueError(
             f"row {int(padding.argmax())} of mask has no token: a prompt needs at least one"
@@ -503,7 +557,10 @@ def stop_token(vocab_size: int, stop_id: int) -> None:
 
 
 def distributions(broken: Tensor) -> None:
-    """Refuse logits that were no distribution; `broken` is True in the rows of the batch where they weren't."""
+    """Refuse logits that were no distribution.
+
+    `broken` is True in the rows of the batch where they weren't.
+    """
     if broken.any():
         raise ValueError(
             f"step gave no distribution in batch row {int(broken.nonzero()[0, 0])}: logits with NaN or +inf, or -inf "
@@ -517,6 +574,7 @@ def writing_rules(
     length_penalty: float,
     top_k: int | None,
     top_p: float | None,
+    generator: torch.Generator | None,
 ) -> None:
     """Refuse a beam together with a temperature, and what would be without effect."""
     within("[0, inf)", temperature=temperature)
@@ -533,10 +591,20 @@ def writing_rules(
             f"top_k={top_k}, top_p={top_p} with temperature=0, at which nothing is drawn: give temperature=1.0, or "
             "drop the cut"
         )
+    require(
+        temperature != 0 or generator is None,
+        "generator is given with temperature=0, at which nothing is drawn: give temperature=1.0, or drop it",
+    )
+    if generator is not None:
+        instances(torch.Generator, generator=generator)
 
 # %% ../nbs/checks.ipynb #5be2f9a3
 def texts(texts: Iterable[str]) -> list[str]:
-    """The texts as a list. Refuses a single string and other things than strings, with TypeError, and no text at all."""
+    """The texts as a list.
+
+    Refuses a single string and other things than strings, with TypeError, and no text at
+    all.
+    """
     if isinstance(texts, str):
         raise TypeError("texts is a single string; pass a list of strings, such as [text]")
     texts = list(texts)
@@ -552,7 +620,7 @@ def texts(texts: Iterable[str]) -> list[str]:
 # %% ../nbs/checks.ipynb #5e1f0a32
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Where an import in this block fails, say which extra of the package brings what is missing."""
+    """Where an import in this block fails, say which extra brings what is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -575,7 +643,10 @@ def beginnings(names: Iterable[str], *words: str) -> None:
 
 
 def writable(**folders: str | os.PathLike) -> None:
-    """Refuse folders that can't be written, with OSError; those that don't exist yet are made."""
+    """Refuse folders that can't be written, with OSError.
+
+    Those that don't exist yet are made.
+    """
     for name, folder in folders.items():
         try:
             os.makedirs(folder, exist_ok=True)
@@ -596,7 +667,10 @@ def finite(step: int, loss: float, norm: float, lr: float) -> None:
 
 # %% ../nbs/checks.ipynb #5e0d3a15
 def targets(logits: Tensor, targets: Tensor, mask: Tensor) -> None:
-    """Refuse logits b n v, targets b n and their mask that don't fit; on the CPU also real targets that are no tokens."""
+    """Refuse logits b n v, targets b n and their mask that don't fit.
+
+    On the CPU also real targets that are no tokens.
+    """
     if mask.dtype != torch.bool or targets.is_floating_point():
         raise ValueError(
             f"mask is {mask.dtype}, targets is {targets.dtype}; they must be boolean (True at real tokens) and token ids"
@@ -635,18 +709,14 @@ def same_device(**named: Tensor) -> None:
             )
 
 # %% ../nbs/checks.ipynb #a91c3e5d
-def not_empty(remedy: str, **named: Sequence) -> None:
-    """Refuse what has nothing in it; `remedy` says what to give."""
-    for name, value in named.items():
-        if not len(value):
-            raise ValueError(f"{name} is empty: {remedy}")
-
-
 def text(tokens: Sequence, **choices: Sequence) -> None:
-    """Refuse a text that is no list of tokens or has none, and choices that aren't one for each token."""
+    """Refuse a text that is no list of tokens or has none.
+
+    Also choices that aren't one for each token.
+    """
     if isinstance(tokens, Tensor):  # its entries equal no marker
         raise TypeError("tokens is a tensor; give a list, tokens.tolist()")
-    not_empty("drop texts without tokens", tokens=tokens)
+    require(len(tokens), "tokens is empty: drop texts without tokens")
     for name, choice in choices.items():
         if len(choice) != len(tokens):
             raise ValueError(
@@ -655,7 +725,10 @@ def text(tokens: Sequence, **choices: Sequence) -> None:
 
 
 def sentinels(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) -> None:
-    """Refuse sentinels that stand twice, that the text uses, or that are too few for the runs of noise and the end."""
+    """Refuse sentinels that stand twice, that the text uses, or that are too few.
+
+    The runs of noise and the end need one each.
+    """
     if len(set(sentinels)) < len(sentinels):
         raise ValueError(
             "sentinels holds one of them twice: give each gap a name of its own"
@@ -692,7 +765,10 @@ def permutation(**orders: Sequence[int]) -> None:
 
 
 def spans(n: int, spans: Sequence[tuple[int, int]]) -> None:
-    """Refuse spans (start, length) that overlap, stand out of order, or reach beyond n tokens."""
+    """Refuse spans that overlap, stand out of order, or reach beyond n tokens.
+
+    A span is (start, length).
+    """
     end = 0
     for start, length in spans:
         if not (end <= start and 0 <= length and start + length <= n):
@@ -718,7 +794,10 @@ def token_ids(**named: Tensor) -> None:
 
 
 def row_each(chosen: Tensor, **named: Tensor) -> None:
-    """Refuse what isn't of shape k v; on the CPU also another number k than of the chosen positions."""
+    """Refuse what isn't of shape k v.
+
+    On the CPU also another number k than of the chosen positions.
+    """
     for name, x in named.items():
         if x.ndim != 2 or seen(chosen) and len(x) != chosen.sum():
             rows = f"k = {int(chosen.sum())}" if seen(chosen) else "k"
@@ -738,7 +817,7 @@ def drawable(**named: Tensor) -> None:
 
 # %% ../nbs/checks.ipynb #ea5cb14c
 def cuttable(images: Tensor, size: int) -> None:
-    """Refuse what is no batch of images, and images that can't be cut into squares of `size`."""
+    """Refuse what is no batch of images, or can't be cut into squares of `size`."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise ValueError(
             f"images is {_shape(images)}; it must be (b, channels, height, width)"
@@ -778,7 +857,7 @@ def pictures(images: Tensor) -> None:
 
 
 def grid(places: int, side: int, height: int, width: int) -> None:
-    """Refuse a number of positions that isn't `side` squared, and another grid without any."""
+    """Refuse `places` that aren't `side` squared, and another grid without any."""
     if side**2 != places or side < 1 or height < 1 or width < 1:
         raise ValueError(
             f"{places} places to {height} by {width}: the places must be those of a square grid, without the class "
@@ -787,7 +866,7 @@ def grid(places: int, side: int, height: int, width: int) -> None:
 
 
 def two_heads(heads: Sequence[Tensor], teacher: Tensor) -> None:
-    """Refuse what isn't the logits of two heads and of a teacher, all of one shape (b, c)."""
+    """Refuse what isn't logits of two heads and a teacher, all of one shape (b, c)."""
     if isinstance(heads, Tensor):  # its rows would be taken for heads
         raise TypeError("heads is one tensor; give two, such as model.heads(images)")
     shapes = [tuple(x.shape) for x in (*heads, teacher)]
@@ -807,8 +886,7 @@ def square_maps(maps: Sequence[Tensor]) -> None:
     """Refuse what is no sequence of attention weights (b h n n) with one n."""
     if isinstance(maps, Mapping):
         raise TypeError("maps is a dictionary; give a sequence, [*maps.values()]")
-    if not len(maps):
-        raise ValueError("maps is empty; give the weights of at least one layer")
+    require(len(maps), "maps is empty; give the weights of at least one layer")
     shapes = [tuple(weights.shape) for weights in maps]
     alike = {shape[:1] + shape[2:] for shape in shapes}
     if (
@@ -846,4 +924,23 @@ def arms(axes: str, paired: bool, **arms: Tensor) -> None:
     if (paired or one.ndim == other.ndim) and one.shape != other.shape:
         raise ValueError(
             f"{here} of shape {tuple(one.shape)} and {there} of shape {tuple(other.shape)} must have as many seeds each"
+        )
+
+
+def claim(known: Iterable[str], number: str, entry: Mapping) -> None:
+    """Refuse what an experiment can't say of a claim.
+
+    That is an unknown number, a missing key, or an interval turned round.
+    """
+    one_of(known, claim=number)
+    keys = ("effect", "low", "high", "n_test", "seeds", "unit")
+    if missing := [key for key in keys if key not in entry]:
+        raise ValueError(
+            f"claim {number} is stored without {', '.join(missing)}: give what lab.difference returns"
+        )
+    within("(-inf, inf)", **{key: entry[key] for key in ("effect", "low", "high")})
+    integers(n_test=entry["n_test"], seeds=entry["seeds"])
+    if entry["low"] > entry["high"]:
+        raise ValueError(
+            f"claim {number} has low={entry['low']} above high={entry['high']}: change them round"
         )
