@@ -176,7 +176,7 @@ class NeighbourCounts:
         checks.ids(vocab_size, train=train)
         self.vocab_size, self.pad_id, self.contexts = vocab_size, pad_id, tuple(contexts)
         real = self._ended(train) < vocab_size
-        checks.some(train[real], "train holds nothing but padding: give rows with pieces")
+        checks.require(real.any(), "train holds nothing but padding: give rows with pieces")
         self._tables = [
             self._commonest(self._around(train, offsets)[real], train[real])
             for offsets in contexts
