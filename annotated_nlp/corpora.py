@@ -495,15 +495,34 @@ _SILENT = {"CACHE", "RESUME", "NOP", "EXTENDED_ARG", "NOT_TAKEN", "PRECALL"}
 _LONGEST = 100  # instructions
 
 
-def _bare(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.Module:
-    """The function without what leaves no trace in its bytecode, as a module."""
+_APART = (  # what is compiled into a listing or a table of its own
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.Try,
+    ast.TryStar,
+    ast.With,
+    ast.AsyncWith,
+)
+
+
+def _bare(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.Module | None:
+    """The function without what leaves no trace in its bytecode, as a module; None if more than it is compiled."""
     function.name, function.decorator_list, function.returns = "f", [], None
+    function.type_params = []  # from Python 3.12 on
     if ast.get_docstring(function, clean=False) is not None:
         del function.body[0]
     function.body = function.body or [ast.Pass()]
     arguments = function.args
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     for node in ast.walk(function):
+        if isinstance(node, _APART) and node is not function:
+            return None
         if isinstance(node, ast.arg):
             node.annotation = None
     return ast.Module([function], [])
@@ -518,12 +537,14 @@ def compiled(source: str) -> tuple[str, str] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler, about code that isn't ours
         [function] = ast.parse(source).body
-        plain_source = ast.unparse(_bare(function))
+        bare = _bare(function)
+        if bare is None:
+            return None
+        plain_source = ast.unparse(bare)
         module = compile(plain_source, "f", "exec", dont_inherit=True)
     [code] = [value for value in module.co_consts if hasattr(value, "co_code")]
     if code.co_exceptiontable or any(
-        isinstance(value, frozenset) or hasattr(value, "co_code")
-        for value in code.co_consts
+        isinstance(value, frozenset) for value in code.co_consts
     ):
         return None
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
