@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
            'equal', 'instances', 'missing_option', 'together', 'require', 'room_for', 'documents', 'seen', 'ids',
-           'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape', 'chosen', 'length', 'room',
-           'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each', 'attention_sizes', 'one_memory_each',
-           'attention_mask', 'memory_if', 'prompts', 'tokens_first', 'last_tokens', 'step_logits', 'stop_token',
-           'distributions', 'writing_rules', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets',
-           'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each',
-           'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
+           'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape',
+           'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
+           'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
+           'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'texts', 'extra', 'beginnings',
+           'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation',
+           'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads',
+           'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -251,6 +252,54 @@ def ids(vocab_size: int, rows: int | None = None, **named: Tensor) -> None:
                     f"{name} holds id {int(low if low < 0 else high)}, outside the vocabulary of {vocab_size}; was it "
                     "encoded with another tokenizer?"
                 )
+
+
+def stream(vocab_size: int, **named: Any) -> None:
+    """Refuse what is no array of token ids of shape n with n >= 1, and ids outside the vocabulary."""
+    for name, x in named.items():
+        if x.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name} is {x.dtype} of shape {x.shape}; it must hold token ids, which are integers"
+            )
+        if x.ndim != 1 or not len(x):
+            raise ValueError(
+                f"{name} of shape {x.shape} must be (n,) with n >= 1: give one stream of tokens"
+            )
+        low, high = x.min(), x.max()
+        if low < 0 or high >= vocab_size:
+            raise ValueError(
+                f"{name} holds id {low if low < 0 else high}, outside the vocabulary of {vocab_size}; was it encoded with "
+                "another tokenizer?"
+            )
+
+
+def cuts(**named: Any) -> None:
+    """Refuse discounts that aren't four numbers, for counts of 0 to 3, each from 0 to its count."""
+    for name, cut in named.items():
+        if cut.shape != (4,) or not all(0 <= x <= k for k, x in enumerate(cut.tolist())):
+            raise ValueError(
+                f"{name} gives {shown(cut.tolist())}: it must give four numbers, to take from counts of 0, 1, 2, and 3 or "
+                "more, each between 0 and the count"
+            )
+
+
+def neighbours(vocab_size: int, contexts: Sequence[Sequence[int]]) -> None:
+    """Refuse contexts that don't end with the empty one, hold the gap itself, or fill more than 64 bits."""
+    for offsets in contexts:
+        integers(None, **{f"an offset of {offsets}": i for i in offsets})
+        if 0 in offsets or len(set(offsets)) < len(offsets):
+            raise ValueError(
+                f"contexts has {offsets}: each must hold different offsets, and not 0, the hidden piece itself"
+            )
+        if (vocab_size + 1) ** len(offsets) >= 2**63:
+            raise ValueError(
+                f"contexts has {offsets}: with vocab_size={vocab_size}, {len(offsets)} pieces are too many for one number of "
+                "64 bits; give fewer offsets"
+            )
+    if not len(contexts) or len(contexts[-1]):
+        raise ValueError(
+            f"contexts={shown(contexts)} must end with (), which every position has"
+        )
 
 
 def step_ids(rows: int, ids: Tensor) -> None:
