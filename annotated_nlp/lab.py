@@ -248,12 +248,13 @@ class Experiment:
                     + f". Run `make lab-run NAME={self.name}` again, or restore the settings."
                 )
 
-    def save(self, numbers: Mapping) -> dict:
+    def save(self, numbers: Mapping, seconds: float | None = None) -> dict:
         """Store `numbers` (JSON values) with their provenance in a full run; give the record back either way.
 
+        `seconds` is what the run took; where it went on from checkpoints, more than since it was begun here.
         Raises `ValueError` where its `claims` have another form than `difference` gives.
         """
-        seconds = time.perf_counter() - self.started
+        here = time.perf_counter() - self.started
         for number, entry in numbers.get("claims", {}).items():
             checks.claim([str(claim["number"]) for claim in _registry()], number, entry)
         kept = record(
@@ -261,7 +262,7 @@ class Experiment:
             command=f"make lab-run NAME={self.name}",
             settings=self.full,
             numbers=numbers,
-            seconds=seconds,
+            seconds=here if seconds is None else seconds,
         )
         if self.is_full:
             store(kept)
