@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from fnmatch import fnmatchcase
+from functools import partial
 from hashlib import blake2b
 from importlib.resources import files as package_files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from functools import partial
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -429,8 +429,8 @@ class Pretrained:
         or its name as "bfloat16" (PyTorch's default if not given), on `device` (the CPU). `fresh`
         names modules that are not read and start at random, as `fresh=["classifier"]`; `changes`
         replace settings of the configuration, as `dropout=0.0`, or are given to the class beside it,
-        as `pooler=False`; `revision` is the hub's branch, tag or commit. Memory: one copy of the weights, the files being mapped. If somebody saves to the
-        folder meanwhile, it is read again.
+        as `pooler=False`; `revision` is the hub's branch, tag or commit. Memory: one copy of the
+        weights, the files being mapped. If somebody saves to the folder meanwhile, it is read again.
 
         Raises FileNotFoundError for a folder or name that isn't there, ConnectionError when the hub
         can't be reached, ValueError for another model, an option that ours can't express, missing,

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from . import checks, lab, tokenization, training
 from .bert import Packed, pack
 from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
-from .data import docstring_names, draws, letters, pad, python_prose
+from .data import docstring_names, letters, pad, python_prose
 from .decoding import greedy
 from .electra import Electra, ElectraConfig, ElectraForSequenceClassification
 from .electra import ElectraForTokenClassification
@@ -569,7 +569,7 @@ def tune(
     seed: int = 0,
     **options: Any,
 ) -> training.History:
-    """Train trunk and head on texts, drawn with replacement; a tenth of the updates are warm-up.
+    """Train trunk and head on texts, those of about one length together; a tenth of the updates are warm-up.
 
     `options` are those of `training.fit`.
     """
@@ -585,7 +585,7 @@ def tune(
     rows = [*zip(texts, map(int, labels), strict=True)]
     return training.fit(
         model,
-        draws(rows, batch_size, collate=collate),
+        batches(rows, batch_size, collate=collate, key=lambda row: len(row[0]), seed=seed),
         loss,
         steps=updates,
         lr=lr,
