@@ -159,9 +159,11 @@ class StaleResult(RuntimeError):
 
 
 def _keep(job: Callable[..., Any], setting: Mapping, file: Path) -> None:
-    "Write what a job gives, whole or not at all."
-    scratch = file.with_suffix(".part")
-    scratch.write_text(json.dumps(job(**setting)), encoding="utf-8")
+    "Write what a job gives, and the seconds it took, whole or not at all."
+    scratch, started = file.with_suffix(".part"), time.perf_counter()
+    result = job(**setting)
+    kept = dict(result=result, seconds=time.perf_counter() - started)
+    scratch.write_text(json.dumps(kept), encoding="utf-8")
     scratch.replace(file)
 
 
@@ -185,7 +187,7 @@ class Experiment:
             os.environ.get("LAB_RUN") == "full",
         )
         self.settings = SimpleNamespace(**(full if self.is_full else quick))
-        self.started = time.perf_counter()
+        self.started, self.earlier = time.perf_counter(), {}
         if not self.is_full:
             self.check_stored()
 
@@ -222,12 +224,16 @@ class Experiment:
             from tqdm.auto import tqdm
 
         left = [pair for pair in zip(settings, files) if not pair[1].exists()]
+        here = {file for _, file in left}
         results = Parallel(workers, return_as="generator_unordered")(
             delayed(_keep)(job, *pair) for pair in left
         )
         for _ in tqdm(results, total=len(left), leave=False):
             pass
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        kept = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        for file, result in zip(files, kept):
+            self.earlier.setdefault(file, 0 if file in here else result["seconds"])
+        return [result["result"] for result in kept]
 
     def check_stored(self) -> None:
         "Raise `StaleResult` when a stored result was made with settings other than `full`."
@@ -251,10 +257,11 @@ class Experiment:
     def save(self, numbers: Mapping, seconds: float | None = None) -> dict:
         """Store `numbers` (JSON values) with their provenance in a full run; give the record back either way.
 
-        `seconds` is what the run took; where it went on from checkpoints, more than since it was begun here.
+        `seconds` is what the run took, if not given the time since it was begun here and that of the jobs which
+        `each` found done; where it went on from checkpoints, it must be given.
         Raises `ValueError` where its `claims` have another form than `difference` gives.
         """
-        here = time.perf_counter() - self.started
+        taken = time.perf_counter() - self.started + sum(self.earlier.values())
         for number, entry in numbers.get("claims", {}).items():
             checks.claim([str(claim["number"]) for claim in _registry()], number, entry)
         kept = record(
@@ -262,7 +269,7 @@ class Experiment:
             command=f"make lab-run NAME={self.name}",
             settings=self.full,
             numbers=numbers,
-            seconds=here if seconds is None else seconds,
+            seconds=taken if seconds is None else seconds,
         )
         if self.is_full:
             store(kept)

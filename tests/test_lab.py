@@ -233,3 +233,20 @@ def test_a_killed_run_repeats_no_job(full, folder, monkeypatch, tmp_path):
     assert make().each(job, [dict(n=n) for n in (1, 2, 3)]) == [{"twice": n} for n in (2, 4, 6)]
     assert calls.count(1) == 1 and calls.count(2) == 2
     assert not list((tmp_path / "runs").rglob("*.part"))
+
+
+def test_a_record_counts_the_seconds_of_jobs_found_done_once(full, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANNOTATED_NLP_RUNS", str(tmp_path / "runs"))
+
+    def job(n):
+        return n
+
+    for _ in range(2):  # the second begins with the first one's jobs done
+        experiment = make()
+        experiment.each(job, [dict(n=1)])
+        for file in experiment.folder.glob("job/*.json"):
+            kept = json.loads(file.read_text())
+            file.write_text(json.dumps(kept | dict(seconds=5000.0)))
+        experiment.each(job, [dict(n=1), dict(n=2)])
+    assert 10_000 <= experiment.save({})["wall_s"] < 10_100
+    assert make().save({})["wall_s"] < 100
