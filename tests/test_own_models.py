@@ -1,5 +1,6 @@
 "The book's own models come with the package: read without a network, known to transformers, and as good as their card says."
 
+import math
 import os
 import subprocess
 import sys
@@ -12,16 +13,25 @@ import transformers
 from annotated_nlp import lab, tokenization
 from annotated_nlp.bert import Bert, BertForMaskedLM, BertForSequenceClassification
 from annotated_nlp.checkpoints import find_folder
+from annotated_nlp.data import movie_reviews
+from annotated_nlp.gpt import GPT
 
 NAME = "annotated-nlp/reviews-bert"
 FOLDER = Path(annotated_nlp.__file__).parent / "models" / "reviews-bert"
+MODELS = {
+    NAME: (BertForMaskedLM, transformers.BertForMaskedLM),
+    "annotated-nlp/reviews-gpt": (GPT, transformers.GPT2LMHeadModel),
+}
+each_model = pytest.mark.parametrize("name", MODELS)
 TEXTS = ["A moving film, and very well acted.", "I want my [MASK] back!", "Überraschend gut."]
 
 
-def test_found_without_a_network():
+@each_model
+def test_found_without_a_network(name):
+    kind = MODELS[name][0]
     code = (
-        "from annotated_nlp import bert, tokenization;"
-        f"print(bert.BertForMaskedLM.from_pretrained({NAME!r}).config.d_model, tokenization.load({NAME!r}).get_vocab_size())"
+        f"from {kind.__module__} import {kind.__name__} as model; from annotated_nlp import tokenization;"
+        f"print(model.from_pretrained({name!r}).config.d_model, tokenization.load({name!r}).get_vocab_size())"
     )
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
@@ -40,14 +50,16 @@ def test_an_unknown_name_names_those_there_are():
         Bert.from_pretrained("annotated-nlp/reviews-berta")
 
 
-def test_at_most_eight_megabytes():
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 8e6
+@each_model
+def test_at_most_eight_megabytes(name):
+    assert sum(path.stat().st_size for path in find_folder(name, []).iterdir()) < 8e6
 
 
-def test_transformers_reads_it_and_agrees():
-    ours, theirs = BertForMaskedLM.from_pretrained(NAME), transformers.BertForMaskedLM.from_pretrained(FOLDER).eval().float()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
-    mine = tokenization.load(NAME)
+@each_model
+def test_transformers_reads_it_and_agrees(name):
+    (ours, theirs), folder = MODELS[name], find_folder(name, [])
+    ours, theirs = ours.from_pretrained(name), theirs.from_pretrained(folder).eval().float()
+    tokenizer, mine = transformers.AutoTokenizer.from_pretrained(folder), tokenization.load(name)
     for text in TEXTS:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         assert mine.encode(text).ids == ids[0].tolist()
@@ -57,8 +69,6 @@ def test_transformers_reads_it_and_agrees():
 
 def test_fills_gaps_as_its_card_says():
     "On the test reviews' first rows, with every seventh piece hidden: near the share that the card names, far above counting."
-    from annotated_nlp.data import movie_reviews
-
     model, tokenizer = BertForMaskedLM.from_pretrained(NAME), tokenization.load(NAME)
     mask = tokenizer.token_to_id("[MASK]")
     rows = [tokenizer.encode(row.text).ids[:128] for row in movie_reviews(split="test")[:120]]
@@ -76,3 +86,17 @@ def test_fills_gaps_as_its_card_says():
 def test_a_new_head_on_it():
     model = BertForSequenceClassification.from_pretrained(NAME, fresh=["trunk.pooler", "classifier"], n_classes=3)
     assert model(torch.tensor([[2, 100, 3]])).shape == (1, 3)
+
+
+def test_writes_as_its_card_says():
+    "On the first test reviews, each alone and cut at 256 tokens: near the card's bits per byte, and below those of counting."
+    model, tokenizer = GPT.from_pretrained("annotated-nlp/reviews-gpt"), tokenization.load("annotated-nlp/reviews-gpt")
+    end, bits, size = tokenizer.token_to_id("<|endoftext|>"), 0.0, 0
+    for row in movie_reviews(split="test")[:80]:
+        ids = torch.tensor([[end, *tokenizer.encode(row.text).ids[:255]]])
+        with torch.no_grad():
+            bits += torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:], reduction="sum").item() / math.log(2)
+        size += len(tokenizer.decode(ids[0, 1:].tolist()).encode())
+    card = lab.results("reviews_gpt")[0]["numbers"]["bits"]
+    [counts] = [value for name, value in card.items() if name.startswith("counts")]
+    assert bits / size < min(counts, card["the book's GPT"] + 0.1)
