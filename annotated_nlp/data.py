@@ -9,7 +9,7 @@ __all__ = ['pad', 'Batch', 'collate_pairs', 'row_length', 'batches', 'draws', 'f
            'letters', 'movie_reviews', 'number_words', 'python_code', 'python_prose', 'review_sentences', 'senses',
            'split_sentences', 'translated_strings', 'verses']
 
-# %% ../nbs/01_data.ipynb #d52cec61
+# %% ../nbs/01_data.ipynb #ac4aebf8
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,11 +21,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from . import checks
-from annotated_nlp.loaders import (
-    CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled, NumberPair, Pair, Question, Sense, Tagged, Translated,
-    bytecode_pairs, docstring_names, fashion_mnist, handwritten_digits, hub, interface_strings, letters, movie_reviews,
-    number_words, python_code, python_prose, ranks, review_sentences, senses, split_sentences, translated_strings, verses,
-)  # fmt: skip
+from .loaders import CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled
+from .loaders import NumberPair, Pair, Question, Sense, Tagged, Translated
+from .loaders import bytecode_pairs, docstring_names, fashion_mnist
+from .loaders import handwritten_digits, hub, interface_strings, letters
+from .loaders import movie_reviews, number_words, python_code, python_prose
+from .loaders import ranks, review_sentences, senses, split_sentences
+from .loaders import translated_strings, verses
 
 # %% ../nbs/01_data.ipynb #643e1f20
 def pad(
