@@ -167,9 +167,11 @@ def forever(batches: Iterable) -> Iterator:
     checks.read_again(batches)
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
-# %% ../nbs/01_data.ipynb #235dfd89
+# %% ../nbs/01_data.ipynb #3511c7dc
 _all_ = [
-    CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled, NumberPair, Pair, Question, Sense, Tagged, Translated,
-    bytecode_pairs, docstring_names, fashion_mnist, handwritten_digits, hub, interface_strings, letters, movie_reviews,
-    number_words, python_code, python_prose, review_sentences, senses, split_sentences, translated_strings, verses,
+    CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled, NumberPair, Pair, Question,
+    Sense, Tagged, Translated, bytecode_pairs, docstring_names, fashion_mnist,
+    handwritten_digits, hub, interface_strings, letters, movie_reviews, number_words,
+    python_code, python_prose, review_sentences, senses, split_sentences,
+    translated_strings, verses,
 ]  # fmt: skip
