@@ -49,27 +49,21 @@ def scaled_dot_product(
     dropped = nn.functional.dropout(weights, dropout, training=dropout > 0)
     return einsum(dropped, v, "... n m, ... m w -> ... n w"), weights
 
-# %% ../nbs/05_attention.ipynb #d6e8bf22
+# %% ../nbs/05_attention.ipynb #fbfeec91
 def causal_mask(
     n: int, m: int, device: torch.device | str | None = None
 ) -> Bool[Tensor, "n m"]:
-    """True where query i may see key j: itself and what came before.
-
-    Query i is the (m - n + i)-th of m positions.
-    """
+    """True where query i, the (m - n + i)-th of m positions, may see key j: itself and what came before."""
     return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
 
 
 def dot_product_attention(
     query: Float[Tensor, "b n d"], keys: Float[Tensor, "b m d"], mask: Bool[Tensor, "b m"]
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n m"]]:
-    """Decoder states look at encoder states: gives contexts and weights.
-
-    Luong et al. 2015, section 3.1, "dot".
-    """
+    """Decoder states attend to encoder states: contexts and weights (Luong et al. 2015, section 3.1, "dot")."""
     return scaled_dot_product(query, keys, keys, rearrange(mask, "b m -> b 1 m"), scale=1.0)
 
-# %% ../nbs/05_attention.ipynb #08bf622d
+# %% ../nbs/05_attention.ipynb #8a29f45a
 # Where queries and keys meet, a model may say where they stand: it may turn them (rotary positions), and add to their
 # scores (T5's bias). `q` begins at position `start`, `k` at position 0.
 Relative = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor | None]]
@@ -116,10 +110,7 @@ class Attention(nn.Module):
         causal: bool = False,
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
-        """Attend in every head, and put the heads side by side.
-
-        Gives the output, or output and weights.
-        """
+        """Attend in every head, and put the heads side by side: the output, or output and weights."""
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
             checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
@@ -134,11 +125,11 @@ class Attention(nn.Module):
         mixed, weights = scaled_dot_product(q, k, v, mask, bias, self.scale, dropout)
         return self.out(rearrange(mixed, "b h n k -> b n (h k)")), weights
 
-# %% ../nbs/05_attention.ipynb #289c8a5c
+# %% ../nbs/05_attention.ipynb #cdf74558
 class SelfAttention(Attention):
     """Every position attends to all, or with `causal` to itself and those before it.
 
-    Sizes as in `Attention`; `bias` is that of both projections.
+    Sizes are as in `Attention`; `bias` is that of both projections.
     """
 
     def __init__(
@@ -185,12 +176,9 @@ class SelfAttention(Attention):
         size = 2, batch_size, self.n_heads, max_len, self.d_head
         return KVCache(*self.out.weight.new_zeros(size))
 
-# %% ../nbs/05_attention.ipynb #c458b938
+# %% ../nbs/05_attention.ipynb #cbdecd8a
 class CrossAttention(Attention):
-    """Every position attends to a memory of width `d_memory`.
-
-    Otherwise as `SelfAttention`.
-    """
+    """Every position attends to a memory of width `d_memory`; otherwise as `SelfAttention`."""
 
     def __init__(
         self,
