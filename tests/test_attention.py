@@ -398,7 +398,7 @@ def test_translator_attention():
     assert_close(model(src[1:, :2], tgt[1:]), whole[1:], **EXACT)
 
 
-def test_recurrence_does_not_wait_for_attention():
+def test_recurrence_first():
     "Unlike the papers' decoders: a step leaves the same state without attention, and the output layer alone reads the context."
     config = Seq2SeqConfig(9, 9, 8)
     plain, attentive = Seq2Seq(config), Seq2Seq(config, dot_product_attention)
@@ -411,7 +411,7 @@ def test_recurrence_does_not_wait_for_attention():
     assert attentive.head.in_features == 16 and more == 9 * 8
 
 
-def test_departures_from_the_paper():
+def test_departures():
     "Biases unless told otherwise, no dropout unless told, zeros (and the output's bias) for rows of padding, no global tokens."
     layer, x, nothing = SelfAttention(16, 4), torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
     assert layer.query_key_value.bias is not None and layer.out.bias is not None and layer.dropout == 0
