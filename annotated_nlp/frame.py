@@ -34,7 +34,7 @@ def sinusoidal_positions(n: int, d: int) -> Float[Tensor, "n d"]:
     angles = einsum(torch.arange(n).double(), frequencies, "n, f -> n f")
     return rearrange([angles.sin(), angles.cos()], "wave n f -> n (f wave)").float()
 
-# %% ../nbs/frame.ipynb #a6967aac
+# %% ../nbs/frame.ipynb #35bf293b
 class Positions(nn.Module):
     """Adds to each vector one for its position: "sinusoidal", "learned", or with "none" nothing.
 
@@ -76,9 +76,8 @@ class Positions(nn.Module):
             waves = sinusoidal_positions(*self.table.shape)
             if not self.table.is_meta:
                 self.table.copy_(waves)
-            elif args[2].get(
-                "assign_to_params_buffers"
-            ):  # on the CPU, as the file's tensors
+            # then on the CPU, as the file's tensors
+            elif args[2].get("assign_to_params_buffers"):
                 self.table = waves
 
 # %% ../nbs/frame.ipynb #d70e9f7c
