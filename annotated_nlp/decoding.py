@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import checks
 from .ties import best
 
-# %% ../nbs/04_decoding.ipynb #8543e24b
+# %% ../nbs/04_decoding.ipynb #e708f459
 @runtime_checkable
 class State(Protocol):
     """What a model remembers of the tokens fed so far, one row a hypothesis.
@@ -29,10 +29,7 @@ class State(Protocol):
     """
 
     def reorder(self, index: Int[Tensor, "r"]) -> "State":
-        """The state whose row i is this one's row `index[i]`.
-
-        Rows may repeat or be missing.
-        """
+        """The state whose row i is this one's row `index[i]`; rows may repeat or be missing."""
         ...
 
 
@@ -96,7 +93,7 @@ def _left_to_right(
     checks.distributions(scores.isnan())
     return Decoded(ids[:, : lengths.max() if n else 0], scores, lengths)
 
-# %% ../nbs/04_decoding.ipynb #453c18b1
+# %% ../nbs/04_decoding.ipynb #9d054384
 @torch.no_grad()
 def greedy(
     step: Step,
@@ -110,15 +107,12 @@ def greedy(
     """Take the most probable token at every step; of equals, the one with the lowest id.
 
     `start` holds each row's last token that is not yet in `state`: [BOS] for a translator, the
-    prompt's last token for a language model. A row ends with `stop_id` or after
-    `max_new_tokens` tokens; what is left of it holds `pad_id`, which the model never sees.
-    Raises ValueError for a bad `start`, `max_new_tokens` below 1, a `stop_id` that is no token
-    of the model, and logits that are no distribution.
+    prompt's last token for a language model. A row ends with `stop_id`; what is left of it holds
+    `pad_id`, which the model never sees. Raises ValueError for a bad `start`, `max_new_tokens`
+    below 1, a `stop_id` that is no token of the model, and logits that are no distribution.
     """
 
-    def pick(log_probs: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
-        return log_probs.argmax(-1)
-
+    pick = lambda log_probs: log_probs.argmax(-1)
     return _left_to_right(step, state, start, pick, max_new_tokens, stop_id, pad_id)
 
 # %% ../nbs/04_decoding.ipynb #36685bb5
@@ -275,13 +269,10 @@ def sample(
 
     return _left_to_right(step, state, start, pick, max_new_tokens, stop_id, pad_id)
 
-# %% ../nbs/04_decoding.ipynb #67472ce9
+# %% ../nbs/04_decoding.ipynb #035f807e
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block, without dropout.
-
-    After it each part's mode is as before.
-    """
+    """Evaluation mode within the block, without dropout; after it each part's mode is as before."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

@@ -55,7 +55,7 @@ def lookup(prompt: Sequence[int], vocab_size: int, reach: int = 2, device=None) 
 
     return draft
 
-# %% ../nbs/speculative.ipynb #d07d0b5e
+# %% ../nbs/speculative.ipynb #595db2b1
 @torch.no_grad()
 def speculate(
     read: Read,
@@ -84,10 +84,17 @@ def speculate(
     checks.writing_rules(temperature, 1, 0.0, top_k, top_p, generator)
     ids, score, last = [], start.new_zeros((), dtype=torch.float32), start
     while len(ids) < max_new_tokens and (stop_id is None or stop_id not in ids[-1:]):
-        guess, q = draft(ids, min(ahead, max_new_tokens - len(ids) - 1))
+        most = min(ahead, max_new_tokens - len(ids) - 1)
+        guess, q = draft(ids, most)
+        checks.require(
+            len(q) == len(guess) <= most,
+            f"draft gave {len(guess)} guesses and {len(q)} distributions: give at most {most}, one for each",
+        )
         logits, after = read(rearrange(torch.cat([last, guess]), "n -> 1 n"), state)
         log_probs = logits[0].log_softmax(-1, dtype=torch.float32)
         checks.distributions(log_probs.isnan().any()[None])
+        if stop_id is not None:
+            checks.stop_token(log_probs.shape[-1], stop_id)
         if temperature == 0:
             p = F.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).float()
         else:
