@@ -37,6 +37,7 @@ def run(path: Path, copy: Path | None = None) -> float:
     With `copy`, the notebook stays as it is and the executed one is written there.
     """
     nb = nbformat.read(path, as_version=4)
+    os.environ.pop("MPLBACKEND", None)  # a backend for scripts, such as agg, would leave the page without its figures
     client = NotebookClient(nb, timeout=None, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
                             resources={"metadata": {"path": str(path.parent)}})
     started = time.perf_counter()
