@@ -715,7 +715,10 @@ class Diagram:
     def _repr_png_(self) -> tuple[bytes, dict]:
         "Two pixels for one, for screens that have them; notebooks read from the dictionary how large to show it."
         file = BytesIO()
-        self.figure().savefig(file, format="png", dpi=220)
+        with mpl.rc_context(
+            {"figure.constrained_layout.use": False}
+        ):  # the book's style has it, a drawing has no grid
+            self.figure().savefig(file, format="png", dpi=220)
         width, height = (round(points * 110 / 72) for points in self.size)
         return file.getvalue(), {"width": width, "height": height}
 

@@ -45,6 +45,14 @@ def test_figures_are_described(name):
 
 
 @every_notebook
+def test_figures_are_stored(name):
+    "A cell with a caption has its picture: a run under a backend that shows nothing would leave none."
+    for cell in code(NOTEBOOKS[name]):
+        if re.search(r"^#\| fig-cap:", cell.source, re.MULTILINE):
+            assert any({"image/png", "image/svg+xml"} & set(o.get("data", {})) for o in cell.outputs), cell.source[:200]
+
+
+@every_notebook
 def test_begins_with_title_and_badge(name):
     first, second = NOTEBOOKS[name].cells[:2]
     assert re.fullmatch(r"# .+\n\n> .{20,}", first.source), "the first cell is the title and one line of description"
