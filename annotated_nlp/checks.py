@@ -8,10 +8,10 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape',
            'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
            'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
-           'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'texts', 'extra', 'beginnings',
-           'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation',
-           'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads',
-           'square_maps', 'arms', 'claim']
+           'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged', 'whole_numbers',
+           'full_pairs', 'read_again', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows',
+           'same_device', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable',
+           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #66d7d292
 import math
@@ -597,6 +597,47 @@ def writing_rules(
     )
     if generator is not None:
         instances(torch.Generator, generator=generator)
+
+# %% ../nbs/checks.ipynb #ab02bb24
+def ragged(sequences: Sequence[Sequence], length: int | None) -> None:
+    """Refuse no sequences, an empty one, and one longer than `length`, where that is given."""
+    if len(sequences) == 0:
+        raise ValueError("sequences is empty: pad needs at least one sequence")
+    lengths = [len(sequence) for sequence in sequences]
+    if 0 in lengths:
+        raise ValueError(
+            f"sequences[{lengths.index(0)}] is empty: drop it, or give it at least one token"
+        )
+    if length is not None and (most := max(lengths)) > length:
+        raise ValueError(
+            f"sequences[{lengths.index(most)}] has {most} tokens, more than {length=}: "
+            "cut the sequence or raise length"
+        )
+
+
+def whole_numbers(what: str, *values: Tensor) -> None:
+    """Refuse tensors of which one isn't of int64."""
+    if any(x.dtype != torch.int64 for x in values):
+        found = " and ".join(str(x.dtype) for x in values)
+        raise TypeError(f"{what} must be whole numbers, not {found}")
+
+
+def full_pairs(rows: Iterable[tuple[Sequence, Sequence]]) -> None:
+    """Refuse a pair of which one side is empty."""
+    for i, (source, target) in enumerate(rows):
+        if len(source) == 0 or len(target) == 0:
+            side = "target" if len(source) else "source"
+            raise ValueError(f"rows[{i}] has an empty {side}: drop the pair")
+
+
+def read_again(batches: Any) -> None:
+    """Refuse batches that can be read once only, and no batches."""
+    if not hasattr(batches, "__len__"):
+        raise TypeError(
+            "forever needs batches that can be read again, such as batches(...), not an iterator"
+        )
+    if len(batches) == 0:
+        raise ValueError("batches is empty: forever needs at least one batch")
 
 # %% ../nbs/checks.ipynb #5be2f9a3
 def texts(texts: Iterable[str]) -> list[str]:

@@ -398,6 +398,32 @@ def test_translator_attention():
     assert_close(model(src[1:, :2], tgt[1:]), whole[1:], **EXACT)
 
 
+def test_recurrence_first():
+    "Unlike the papers' decoders: a step leaves the same state without attention, and the output layer alone reads the context."
+    config = Seq2SeqConfig(9, 9, 8)
+    plain, attentive = Seq2Seq(config), Seq2Seq(config, dot_product_attention)
+    shared = {name: value for name, value in plain.state_dict().items() if not name.startswith("head")}
+    attentive.load_state_dict(shared, strict=False)
+    ids = torch.randint(4, 9, (2, 5))
+    first, second = (model.step(ids[:, 0], model.start(ids))[1].hidden for model in (plain, attentive))
+    assert torch.equal(first, second)
+    more = sum(p.numel() for p in attentive.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert attentive.head.in_features == 16 and more == 9 * 8
+
+
+def test_departures():
+    "Biases unless told otherwise, no dropout unless told, zeros (and the output's bias) for rows of padding, no global tokens."
+    layer, x, nothing = SelfAttention(16, 4), torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    assert layer.query_key_value.bias is not None and layer.out.bias is not None and layer.dropout == 0
+    assert not [name for name, _ in SelfAttention(16, 4, bias=False).named_parameters() if "bias" in name]
+    assert scaled_dot_product(*torch.randn(3, 2, 6, 8), mask=nothing[:, None])[0].abs().max() == 0
+    assert_close(layer(x, mask=nothing), layer.out.bias.expand(2, 6, 16))
+    q, k, v = torch.randn(3, 1, 1, 100, 8)
+    far = torch.where(torch.arange(100)[:, None] > 10, v, v + 1)
+    near, other = (local_attention(q, k, values, 8)[:, :, 20:] for values in (v, far))
+    assert torch.equal(near, other)
+
+
 def test_maps_of_a_model():
     class Two(nn.Module):
         def __init__(self):

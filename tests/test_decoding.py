@@ -24,8 +24,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from annotated_nlp import decoding
-from annotated_nlp.decoding import State, _best, beam_search, evaluating, filter_logits, greedy, sample
+from annotated_nlp import decoding, ties
+from annotated_nlp.decoding import State, beam_search, evaluating, filter_logits, greedy, sample
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 
 END, START = 0, 1
@@ -496,9 +496,9 @@ def test_best_is_a_stable_sort(rows, n):
     scores = torch.tensor(rows)
     values, places = scores.sort(dim=1, descending=True, stable=True)
     with pytest.MonkeyPatch.context() as patch:
-        for looks in (decoding._LOOK_EVERY, {}):  # as on a CPU, and as on a GPU
-            patch.setattr(decoding, "_LOOK_EVERY", looks)
-            ours = _best(scores, n)
+        for looks in (ties.LOOKS_FREELY, set()):  # as on a CPU, and as on a GPU
+            patch.setattr(ties, "LOOKS_FREELY", looks)
+            ours = ties.best(scores, n)
             assert torch.equal(ours[0], values[:, :n]) and torch.equal(ours[1], places[:, :n])
 
 
@@ -646,8 +646,8 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("search", SEARCHES)
 def test_one_wait_a_token_and_none_without_a_stop(search, monkeypatch):
     lm = RandomLM(9)
-    if search is beam_search:  # as on a GPU, where `_best` doesn't look for ties
-        monkeypatch.setattr(decoding, "_LOOK_EVERY", {})
+    if search is beam_search:  # as on a GPU, where `best` doesn't look for ties
+        monkeypatch.setattr(ties, "LOOKS_FREELY", set())
 
     def step(ids, state):
         logits, state = lm.step(ids, state)
