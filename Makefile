@@ -51,7 +51,7 @@ chapters: .venv/.dev  ## run chapters and store what they print (NAMES="03_seq2s
 solutions: .venv/.dev  ## run chapters with their exercises' solutions, and time these (NAMES=05_attention; ARGS=--quick in small)
 	@$(BIN)/python -m tools.solutions $(ARGS) $(NAMES)
 
-lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=seq2seq_french) and store its outputs and results
+lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=basic_english) and store its outputs and results
 	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }
 	@$(BIN)/python -m tools.chapters --lab $(NAME)
 

@@ -9,17 +9,19 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
            'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
            'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged', 'whole_numbers',
-           'full_pairs', 'read_again', 'texts', 'extra', 'beginnings', 'writable', 'finite', 'targets', 'real_rows',
-           'same_device', 'text', 'sentinels', 'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable',
-           'cuttable', 'readable', 'pictures', 'grid', 'two_heads', 'square_maps', 'arms', 'claim']
+           'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra', 'beginnings',
+           'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation',
+           'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads',
+           'square_maps', 'arms', 'claim']
 
-# %% ../nbs/checks.ipynb #66d7d292
+# %% ../nbs/checks.ipynb #5dc9b271
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
+from operator import index
 from reprlib import Repr
 from typing import Any, NoReturn
 
@@ -657,6 +659,42 @@ def texts(texts: Iterable[str]) -> list[str]:
     if not any(texts):
         raise ValueError("texts is empty; give at least one character")
     return texts
+
+# %% ../nbs/checks.ipynb #7ea59f73
+def has_unknown(vocab: Mapping[str, int], wanted: str, needed: bool = True) -> None:
+    """Refuse a vocabulary without `[UNK]` where it is needed."""
+    require("[UNK]" in vocab or not needed, f"vocab has no '[UNK]'; add it, {wanted}")
+
+
+def merges_of(
+    vocab: Mapping[str, int], merges: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """The merges as a list.
+
+    Refuses what is no tuple of two pieces that `vocab` has joined.
+    """
+    merges = list(merges)
+    for pair in merges:
+        if type(pair) is not tuple or len(pair) != 2 or "".join(pair) not in vocab:
+            raise ValueError(
+                f"merges holds {pair!r}; each must be a tuple of two pieces that vocab has joined"
+            )
+    return merges
+
+
+def looked_up(pieces: Mapping[int, str], ids: Iterable[int]) -> list[str]:
+    """The pieces of `ids`.
+
+    Refuses ids outside the vocabulary, and with TypeError what is no row of integers.
+    """
+    try:
+        return [pieces[index(i)] for i in ids]
+    except KeyError as error:
+        message = f"id {error} is outside the vocabulary of {len(pieces)} pieces"
+        raise ValueError(message) from None
+    except TypeError:
+        message = f"ids must be integers, those of one text, not {type(ids).__name__}: {ids!r:.60}"
+        raise TypeError(message) from None
 
 # %% ../nbs/checks.ipynb #5e1f0a32
 @contextmanager

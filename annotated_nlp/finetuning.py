@@ -9,9 +9,9 @@ __all__ = ['SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'KINDS', 'corpora', '
            'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right', 'f1', 'entities',
            'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of', 'read', 'fine_tune',
            'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression', 'encode_pairs',
-           'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'Place', 'next_pieces',
-           'commonest_labels', 'states_at', 'probe', 'verb_task', 'capitals_task', 'documentation_tasks', 'Exam',
-           'wilson', 'mean_interval']
+           'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'bleu_parts', 'bleu', 'Place',
+           'next_pieces', 'commonest_labels', 'states_at', 'probe', 'verb_task', 'capitals_task', 'documentation_tasks',
+           'Exam', 'wilson', 'mean_interval']
 
 # %% ../nbs/finetuning.ipynb #f1e70005
 import random
@@ -35,7 +35,7 @@ from . import checks, lab, tokenization, training
 from .bert import Packed, pack
 from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
 from .data import docstring_names, letters, pad, python_prose
-from .decoding import greedy
+from .decoding import beam_search, greedy
 from .electra import Electra, ElectraConfig, ElectraForSequenceClassification
 from .electra import ElectraForTokenClassification
 from .seq2seq import cross_entropy
@@ -615,7 +615,7 @@ def regression(
     ]
     return max(fitted, key=lambda one: one.score(*valid))
 
-# %% ../nbs/finetuning.ipynb #f1e70022
+# %% ../nbs/finetuning.ipynb #cb2b46f8
 def encode_pairs(
     pairs: Iterable[Pair], source: Any, target: Any
 ) -> list[tuple[list[int], list[int]]]:
@@ -709,22 +709,65 @@ def translations(
     tokenizer: Any,
     *,
     max_new_tokens: int = 40,
+    beam: int = 1,
+    length_penalty: float = 0.0,
     size: int = 128,
 ) -> list[str]:
-    """What an encoder-decoder writes greedily for the sources of the pairs.
+    """What an encoder-decoder writes for the sources of the pairs: greedily, or the best of a beam search.
 
-    Texts, in the order of the pairs.
+    Texts, in the order of the pairs; `size` sources at once.
     """
     device, texts = next(model.parameters()).device, []
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))
     for batch in batches([pairs[i] for i in order], size, key=None, shuffle=False):
         batch = batch.to(device)
         state = model.start(batch.src, batch.src_mask)
-        ids = greedy(
-            model.step, state, batch.tgt[:, 0], max_new_tokens=max_new_tokens, stop_id=EOS
-        ).ids
+        begin = model.step, state, batch.tgt[:, 0]
+        until = dict(max_new_tokens=max_new_tokens, stop_id=EOS)
+        if beam > 1:
+            ids = beam_search(
+                *begin, beam=beam, length_penalty=length_penalty, **until
+            ).ids[:, 0]
+        else:
+            ids = greedy(*begin, **until).ids
         texts += tokenizer.decode_batch(ids.tolist())
     return [text for _, text in sorted(zip(order, texts))]
+
+# %% ../nbs/finetuning.ipynb #2388d32e
+def bleu_parts(written: Sequence[str], references: Sequence[str]) -> Float[Tensor, "n 10"]:
+    """What BLEU counts in each text, by sacrebleu: the words written, and those of the reference, stand last.
+
+    Before them runs of 1 to 4 words, first those that the reference has too, then all.
+    """
+    with checks.extra("book"):
+        from sacrebleu import BLEU
+    measure = BLEU(effective_order=True)
+    scores = [
+        measure.sentence_score(*pair)
+        for pair in zip(written, ([r] for r in references), strict=True)
+    ]
+    return torch.tensor(
+        [[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], dtype=torch.double
+    )
+
+
+def bleu(parts: Float[Tensor, "... 10"]) -> Float[Tensor, "..."]:
+    """BLEU from 0 to 100 of a corpus, from the means (or sums) of its texts' parts; 0 where no run of some length is right.
+
+    Papineni et al. 2002, section 2.3.
+    """
+    right, runs, (written, reference) = (
+        parts[..., :4],
+        parts[..., 4:8],
+        parts[..., 8:].unbind(-1),
+    )
+    brevity = (1 - reference / written).clamp(max=0)
+    return (
+        100
+        * (
+            reduce((right / runs).nan_to_num().log(), "... n -> ...", "mean") + brevity
+        ).exp()
+    )
 
 # %% ../nbs/finetuning.ipynb #f1e70024
 class Place(NamedTuple):

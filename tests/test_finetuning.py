@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
+import sacrebleu
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -280,6 +281,23 @@ def test_translations_are_in_the_order_of_the_pairs():
     together = ft.translations(model, ids, target, max_new_tokens=6)
     assert together == [ft.translations(model, [pair], target, max_new_tokens=6)[0] for pair in ids]
     assert together == ft.translations(model, ids, target, max_new_tokens=6, size=2) and len(set(together)) > 1
+    assert ft.translations(model, ids, target, max_new_tokens=6, beam=1) == together
+    beam = ft.translations(model, ids, target, max_new_tokens=6, beam=3)
+    assert beam == [ft.translations(model, [pair], target, max_new_tokens=6, beam=3)[0] for pair in ids] != together
+
+
+@pytest.mark.parametrize("copied", [0.9, 0.7])
+def test_bleu_is_that_of_sacrebleu(copied):
+    "On any corpus and any part of it: texts that copy most words of their references, some shorter, some longer."
+    draw, words = random.Random(0), "the robin built its nest in May , and four blue eggs were laid there .".split()
+    references = [" ".join(draw.choices(words, k=draw.randint(4, 20))) for _ in range(200)]
+    written = [" ".join(w if draw.random() < copied else draw.choice(words) for w in r.split()[: draw.randint(3, 20)]) for r in references]
+    parts = ft.bleu_parts(written, references)
+    assert parts.shape == (200, 10)
+    for part in (slice(None), slice(0, 60), slice(1, None, 3)):
+        theirs = sacrebleu.corpus_bleu(written[part], [references[part]]).score
+        assert 5 < theirs < 95 and ft.bleu(parts[part].mean(0)).item() == pytest.approx(theirs, abs=1e-9)
+    assert ft.bleu(ft.bleu_parts(["robin"], ["nest"]).sum(0)) == 0
 
 
 # probes -------------------------------------------------------------------------------------------------------------

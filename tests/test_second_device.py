@@ -600,7 +600,7 @@ def test_fit(fit, accelerate_on, tmp_path):
     accelerate_on("cpu")
     same(found, trained(fit, "cpu", tmp_path / "cpu")[0])
     modules = {line.partition(":")[0] for _, line in waits}
-    assert modules <= {"training.py", "data.py", "elsewhere"} | ({"seq2seq.py"} if fit is by_hand else set()), waits
+    assert modules <= {"training.py", "data.py", "elsewhere"} | ({"loss.py"} if fit is by_hand else set()), waits
 
 
 @pytest.mark.parametrize("case", [case for case in MODELS if hasattr(case.build(), "save_pretrained")], ids=lambda case: case.name)
