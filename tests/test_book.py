@@ -53,6 +53,12 @@ def test_figures_are_stored(name):
 
 
 @every_notebook
+def test_no_text_is_missing(name):
+    "A line of capitals alone marks a place where a result was to be described."
+    assert not re.findall(r"^[A-Z][A-Z0-9_-]{2,}$", prose(NOTEBOOKS[name]), re.MULTILINE)
+
+
+@every_notebook
 def test_begins_with_title_and_badge(name):
     first, second = NOTEBOOKS[name].cells[:2]
     assert re.fullmatch(r"# .+\n\n> .{20,}", first.source), "the first cell is the title and one line of description"
