@@ -10,9 +10,9 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
            'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged', 'whole_numbers',
            'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra', 'beginnings',
-           'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise', 'permutation',
-           'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid', 'two_heads',
-           'square_maps', 'arms', 'claim']
+           'factors', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise',
+           'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid',
+           'two_heads', 'square_maps', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #5dc9b271
 import math
@@ -708,7 +708,7 @@ def extra(name: str) -> Iterator[None]:
             name=error.name,
         ) from error
 
-# %% ../nbs/checks.ipynb #5e0d3a12
+# %% ../nbs/checks.ipynb #3d8ff2b0
 def beginnings(names: Iterable[str], *words: str) -> None:
     """Refuse words with which no parameter's name begins."""
     names = list(names)
@@ -719,6 +719,15 @@ def beginnings(names: Iterable[str], *words: str) -> None:
                 f"no parameter's name begins with {given!r}; choose whole words, as named_parameters() gives them. "
                 f"Names begin with {', '.join(map(repr, known))}"
             )
+
+
+def factors(names: Iterable[str], groups: Mapping[str, Any]) -> None:
+    """Refuse groups of parameters with which no name begins, and negative factors and weight decays."""
+    beginnings(names, *groups)
+    for words, value in groups.items():
+        factor, decay = value if isinstance(value, tuple) else (value, 0.0)
+        within("[0, inf)", **{f"groups: the factor of {words}": factor})
+        within("[0, inf)", **{f"the weight decay of {words}": decay})
 
 
 def writable(**folders: str | os.PathLike) -> None:

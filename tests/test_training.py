@@ -15,25 +15,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from annotated_nlp import training
+from annotated_nlp import runs, training
+from annotated_nlp.costs import Shape, emissions, energy, mfu, peak_rate, training_flops
 from annotated_nlp.data import batches
 from annotated_nlp.training import (
     CheckpointError,
     History,
-    Shape,
     constant,
     cosine,
     decay_groups,
-    emissions,
-    energy,
     fit,
     inverse_sqrt,
     linear,
     load_checkpoint,
-    mfu,
-    peak_rate,
     save_checkpoint,
-    training_flops,
     transformer_peak,
 )
 from annotated_nlp.transformer import BlockConfig, Stack
@@ -47,7 +42,8 @@ import json, os, signal, sys
 import torch
 from torch import nn
 from torch.nn import functional as F
-from annotated_nlp import training
+from annotated_nlp import runs, training
+from annotated_nlp.costs import Shape, emissions, energy, mfu, peak_rate, training_flops
 from annotated_nlp.data import batches
 
 class Tagger(nn.Module):
@@ -90,18 +86,18 @@ if __name__ == "__main__":
             return token_loss(model, batch)
         run(folder, loss=deadly, accumulate=2)
     if how == "mid-write":
-        whole, written = training.save_file, []
+        whole, written = runs.save_file, []
         def half(tensors, path, **kwargs):
             whole(tensors, path, **kwargs)
             written.append(path)
             if len(written) == 6:  # the optimizer's file of the third checkpoint
                 os.truncate(path, os.path.getsize(path) // 2)
                 die()
-        training.save_file = half
+        runs.save_file = half
         run(folder, accumulate=2)
     if how == "until killed":
         import time
-        newest = lambda: max((int(kept.name[5:]) for kept in training._steps(folder)), default=0)
+        newest = lambda: max((int(kept.name[5:]) for kept in runs._steps(folder)), default=0)
         last = newest() + 14
         def slow(model, batch):
             time.sleep(0.004 if newest() < last else 600)  # however slow the other process: it never comes too late
@@ -492,7 +488,7 @@ SOURCES = {"batches": lambda: batches(sequences(), 4), "list": lambda: list(batc
 def test_resumes_with_the_same_data(source, tmp_path):
     whole, history = run(data=SOURCES[source]())
     stopped(tmp_path, at=18, data=SOURCES[source]())
-    assert [p.name for p in training._steps(tmp_path)] == ["step-00000010", "step-00000015"]
+    assert [p.name for p in runs._steps(tmp_path)] == ["step-00000010", "step-00000015"]
     resumed, again = run(tmp_path, model=Tagger(seed=9), data=SOURCES[source]())
     assert same(whole, resumed) and again.loss == history.loss and again.norm == history.norm
 
@@ -507,7 +503,7 @@ def test_schedule_without_a_name(tmp_path):
     whole, _ = run(schedule=Halves())
     stopped(tmp_path, at=18, schedule=Halves())
     assert same(whole, run(tmp_path, model=Tagger(seed=9), schedule=Halves())[0])
-    assert json.loads((training._steps(tmp_path)[-1] / "state.json").read_text())["plan"]["schedule"] == "Halves"
+    assert json.loads((runs._steps(tmp_path)[-1] / "state.json").read_text())["plan"]["schedule"] == "Halves"
 
 
 def test_numpy_settings(tmp_path):
@@ -554,13 +550,13 @@ def test_killed_again_and_again(script, tmp_path):
     folder, rng = tmp_path / "run", random.Random(time.time_ns())
     folder.mkdir()
     for _ in range(2):
-        before = training._steps(folder)
+        before = runs._steps(folder)
         process = subprocess.Popen([sys.executable, script, folder, "until killed"], env=environment(), stderr=subprocess.DEVNULL)
-        while process.poll() is None and training._steps(folder) == before:
+        while process.poll() is None and runs._steps(folder) == before:
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.15))
         process.kill()
-        assert process.wait() == -signal.SIGKILL and training._steps(folder) != before
+        assert process.wait() == -signal.SIGKILL and runs._steps(folder) != before
     resumed, history = run(folder, model=Tagger(seed=9), accumulate=2, save_every=1)
     whole, expected = run(accumulate=2)
     assert same(whole, resumed) and history.loss == expected.loss
@@ -673,7 +669,7 @@ def test_missing_checkpoint(tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "absent", "other bytes"])
 def test_damaged_checkpoint(file, damage, tmp_path):
     run(tmp_path, steps=10)
-    newest = training._steps(tmp_path)[-1]
+    newest = runs._steps(tmp_path)[-1]
     if damage == "truncated":
         os.truncate(newest / file, (newest / file).stat().st_size // 2)
     elif damage == "absent":
@@ -683,7 +679,7 @@ def test_damaged_checkpoint(file, damage, tmp_path):
     model = Tagger(seed=9)
     with pytest.raises(CheckpointError, match="step-00000010 is damaged .*the checkpoint before it"):
         run(tmp_path, model=model, steps=10)
-    assert same(model, Tagger(seed=9)) and len(training._steps(tmp_path)) == 2
+    assert same(model, Tagger(seed=9)) and len(runs._steps(tmp_path)) == 2
     newest.rename(tmp_path / "away")
     assert same(run(tmp_path, model=model, steps=10)[0], run(steps=10)[0])  # from the one before
 
@@ -711,7 +707,7 @@ CHANGES = {"five numbers": lambda memory: memory.update({"head.weight.exp_avg": 
 def test_damaged_optimizer(change, honest, tmp_path):
     "The fused kernel reads past the end of a tensor that is too short. A state that isn't whole resumes another run."
     run(tmp_path, steps=10)
-    rewritten(training._steps(tmp_path)[-1], CHANGES[change], honest)
+    rewritten(runs._steps(tmp_path)[-1], CHANGES[change], honest)
     model = Tagger(seed=9)
     with pytest.raises(CheckpointError, match="another optimizer, AdamW" if honest else "optimizer.safetensors isn't what was written"):
         run(tmp_path, model=model, steps=10)
@@ -721,7 +717,7 @@ def test_damaged_optimizer(change, honest, tmp_path):
 @pytest.mark.parametrize("name", ["model", "optimizer"])
 def test_flipped_bit(name, tmp_path):
     run(tmp_path, steps=10)
-    file = training._steps(tmp_path)[-1] / f"{name}.safetensors"
+    file = runs._steps(tmp_path)[-1] / f"{name}.safetensors"
     raw = bytearray(file.read_bytes())
     raw[-3] ^= 1
     file.write_bytes(raw)
@@ -749,7 +745,7 @@ def test_another_optimizer(tmp_path):
 @pytest.mark.parametrize("fails", ["save_file", "write_text"])
 def test_full_disk(fails, tmp_path, monkeypatch):
     "What is unfinished goes, what was whole stays, and the run can be taken up."
-    whole, written = training.save_file, []
+    whole, written = runs.save_file, []
     def full(*args, **more):
         if fails == "save_file":
             whole(*args, **more)
@@ -758,7 +754,7 @@ def test_full_disk(fails, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
     stopped(tmp_path, at=8)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(training, "save_file", full) if fails == "save_file" else patch.setattr(Path, "write_text", full)
+        patch.setattr(runs, "save_file", full) if fails == "save_file" else patch.setattr(Path, "write_text", full)
         run(tmp_path, model=Tagger(seed=9))
     assert written and {p.name for p in tmp_path.iterdir()} == {"step-00000005"}
     assert same(run(tmp_path, model=Tagger(seed=9))[0], run()[0])
@@ -788,11 +784,11 @@ def test_evaluation_that_fails_costs_nothing(every, tmp_path):
     whole, history = run(evaluate=lambda model: {"score": model.head.weight.sum().item()}, evaluate_every=every)
     with pytest.raises(Stop):
         run(tmp_path, evaluate=evaluate, evaluate_every=every)
-    assert training._steps(tmp_path)[-1].name == ("step-00000030" if every is None else "step-00000020")
+    assert runs._steps(tmp_path)[-1].name == ("step-00000030" if every is None else "step-00000020")
     resumed, again = run(tmp_path, model=Tagger(seed=9), evaluate=evaluate, evaluate_every=every)
     assert same(resumed, whole) and again.metrics == history.metrics and not any(calls) and not resumed.training
-    stored = json.loads((training._steps(tmp_path)[-1] / "state.json").read_text())["history"]
-    assert stored["metrics"] == history.metrics and {p.name for p in training._steps(tmp_path)[-1].iterdir()} == {
+    stored = json.loads((runs._steps(tmp_path)[-1] / "state.json").read_text())["history"]
+    assert stored["metrics"] == history.metrics and {p.name for p in runs._steps(tmp_path)[-1].iterdir()} == {
         "model.safetensors", "optimizer.safetensors", "state.json"}
     before = len(calls)
     assert run(tmp_path, evaluate=evaluate, evaluate_every=every)[1].metrics == history.metrics and len(calls) == before
@@ -810,7 +806,7 @@ def test_foreign_checkpoint(tmp_path):
     before = wide.head.weight.clone()
     with pytest.raises(CheckpointError, match=r"another model: .*head.weight is \(3, 16\) torch.float32 here and \(2, 16\)"):
         run(tmp_path, steps=10, model=wide)
-    assert torch.equal(wide.head.weight, before) and len(training._steps(tmp_path)) == 2
+    assert torch.equal(wide.head.weight, before) and len(runs._steps(tmp_path)) == 2
 
 
 def test_tied_weights_and_buffers(tmp_path):
@@ -850,7 +846,7 @@ def test_checkpoints_overwrite_nothing(tmp_path):
 
 def test_checkpoints_are_no_pickles(tmp_path):
     run(tmp_path, steps=5)
-    (folder,) = training._steps(tmp_path)
+    (folder,) = runs._steps(tmp_path)
     assert {p.name for p in folder.iterdir()} == {"model.safetensors", "optimizer.safetensors", "state.json"}
     assert json.loads((folder / "state.json").read_text())["plan"]["lr"] == 0.01
     for name in ("model", "optimizer"):  # eight bytes of length, then JSON
