@@ -162,7 +162,7 @@ def _gradients(
                     f"alone or as (scalar, number of tokens); it gave {result!r}"
                 )
             accelerator.backward(mean * tokens)
-        sums[0] += mean.detach() * tokens
+        sums[0] += mean.detach().float() * tokens
         sums[1] += tokens
     total, tokens = accelerator.reduce(sums).tolist()
     if tokens <= 0:
