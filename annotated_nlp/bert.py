@@ -78,12 +78,9 @@ class BertEmbedding(nn.Module):
         x = self.tokens(ids) + self.segments(segments)
         return self.dropout(self.norm(self.positions(x)))
 
-# %% ../nbs/10_bert.ipynb #44e19104
+# %% ../nbs/10_bert.ipynb #99d5990a
 class Pooler(nn.Module):
-    """The text as one vector, what BERT calls C.
-
-    It is tanh(W x + b) of the first piece's state.
-    """
+    """The text as one vector, what BERT calls C: tanh(W x + b) of the first piece's state."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -140,12 +137,9 @@ class Bert(Pretrained, nn.Module):
             self.project(self.embedding(ids, segments)), mask, all_layers=all_layers
         )
 
-# %% ../nbs/10_bert.ipynb #f28f8995
+# %% ../nbs/10_bert.ipynb #77400219
 class MaskedLMHead(nn.Module):
-    """A dense layer, an activation and a norm; then a comparison with all pieces' vectors.
-
-    The layer leads to the embedding's width; the activation is the config's if not given.
-    """
+    """Dense layer to the embedding's width, activation (the config's), norm, all pieces' vectors."""
 
     def __init__(self, config: BertConfig, activation: str | None = None):
         super().__init__()
