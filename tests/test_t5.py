@@ -229,6 +229,15 @@ def test_sizes_take_changes():
     assert T5Config.small() == T5Config() and replace(T5Config.base(), n_heads=3).n_heads == 3
 
 
+def test_families():
+    "mT5 and ByT5 take changes as the other sizes do, and know no other size."
+    assert T5Config.mt5() == T5Config.small("1.1", vocab_size=250_112) and T5Config.mt5("xl", dropout=0.0).n_heads == 32
+    assert T5Config.byt5("base").n_decoder_layers == 6 and T5Config.byt5(n_layers=2, n_decoder_layers=1).n_layers == 2
+    for make in (T5Config.mt5, T5Config.byt5):
+        with pytest.raises(ValueError, match="size='huge'"):
+            make("huge")
+
+
 def test_parts_start_anew(tmp_path):
     theirs = theirs_("1.1")
     theirs.save_pretrained(tmp_path)
