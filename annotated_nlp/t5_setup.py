@@ -97,7 +97,7 @@ class T5Sizes:
         )
         return cls(**dict(zip(_NAMES, SIZES[version][size])) | new | changes)
 
-# %% ../nbs/t5_setup.ipynb #a4cf90e3
+# %% ../nbs/t5_setup.ipynb #2ddcca9d
 @torch.no_grad()
 def initialise_t5(
     module: nn.Module, d_model: int, ones: Collection[nn.Module | None]
