@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from annotated_nlp import fast
-from annotated_nlp.training import mfu, peak_rate, training_flops
+from annotated_nlp.costs import mfu, peak_rate, training_flops
 
 from .peers import Contest
 

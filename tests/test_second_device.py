@@ -594,13 +594,13 @@ def trained(fit, device, folder):
 
 @pytest.mark.parametrize("fit", [in_one_run, without_counts, in_two_runs, recomputed, by_hand])
 def test_fit(fit, accelerate_on, tmp_path):
-    "The same weights. What the host waits for stands in the loop (batches, the loss, the norm), not in model or loss."
+    "The same weights. What the host waits for stands in the loop (batches, loss, norm, checkpoints), not in model or loss."
     accelerate_on("card:0")
     found, waits = trained(fit, "card", tmp_path / "card")
     accelerate_on("cpu")
     same(found, trained(fit, "cpu", tmp_path / "cpu")[0])
     modules = {line.partition(":")[0] for _, line in waits}
-    assert modules <= {"training.py", "data.py", "elsewhere"} | ({"loss.py"} if fit is by_hand else set()), waits
+    assert modules <= {"training.py", "runs.py", "data.py", "elsewhere"} | ({"loss.py"} if fit is by_hand else set()), waits
 
 
 @pytest.mark.parametrize("case", [case for case in MODELS if hasattr(case.build(), "save_pretrained")], ids=lambda case: case.name)
