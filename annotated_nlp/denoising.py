@@ -8,9 +8,9 @@ __all__ = ['OBJECTIVES', 'Masked', 'mask_pieces', 'Replaced', 'replace_pieces', 
            'draw_example', 'token_masking', 'token_deletion', 'text_infilling', 'sentence_permutation',
            'document_rotation', 'infilling_spans']
 
-# %% ../nbs/12_denoising.ipynb #6ec8d0ab
+# %% ../nbs/12_denoising.ipynb #b9279d2a
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 
-# %% ../nbs/12_denoising.ipynb #ea39f001
+# %% ../nbs/12_denoising.ipynb #454f7556
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -54,18 +54,15 @@ def mask_pieces(
     checks.token_ids(ids=ids)
     checks.mask(ids.shape, "pieces that may be chosen", candidates=candidates)
 
-    def draw() -> Tensor:
-        return torch.rand(ids.shape, generator=generator, device=ids.device)
-
-    chosen, fate = candidates & (draw() < rate), draw()
-    other = torch.randint(
-        vocab_size, ids.shape, generator=generator, device=ids.device, dtype=ids.dtype
-    )
+    where = dict(generator=generator, device=ids.device)
+    chosen = candidates & (torch.rand(ids.shape, **where) < rate)
+    fate = torch.rand(ids.shape, **where)
+    other = torch.randint(vocab_size, ids.shape, dtype=ids.dtype, **where)
     hidden = ids.masked_fill(chosen & (fate < masked), mask_id)
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/12_denoising.ipynb #6097f578
+# %% ../nbs/12_denoising.ipynb #90cc1668
 class Replaced(NamedTuple):
     """A text with pieces of the generator's, and where it differs from the original."""
 
@@ -137,7 +134,7 @@ def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
     filled = (written.get(token, []) if token in known else [token] for token in inputs)
     return [token for part in filled for token in part]
 
-# %% ../nbs/12_denoising.ipynb #b288ce0d
+# %% ../nbs/12_denoising.ipynb #4cd8d207
 def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[int]:
     "Lengths of `parts` parts of at least 1, of sum n; each such list is equally probable."
     cuts = torch.randperm(n - 1, generator=generator)[: parts - 1].sort().values + 1
@@ -181,7 +178,7 @@ def iid_noise(
     checks.within("(0, 1]", rate=rate)
     return (torch.rand(n, generator=generator) < rate).tolist()
 
-# %% ../nbs/12_denoising.ipynb #0c510428
+# %% ../nbs/12_denoising.ipynb #46a5c01e
 def prefix_lm(tokens: Sequence, split: int) -> Example:
     """Continue: the first `split` tokens are read, the others written."""
     checks.text(tokens)
@@ -200,8 +197,8 @@ def bert_style(
     checks.text(tokens, noise=noise)
     checks.of_noise(noise, swapped=swapped)
     inputs = [
-        swapped.get(i, mask) if hidden else token
-        for i, (token, hidden) in enumerate(zip(tokens, noise))
+        swapped.get(i, mask) if gone else token
+        for i, (token, gone) in enumerate(zip(tokens, noise))
     ]
     return Example(inputs, list(tokens))
 
@@ -227,7 +224,7 @@ def drop_tokens(tokens: Sequence, noise: Sequence[bool]) -> Example:
     inputs = [token for token, hidden in zip(tokens, noise) if not hidden]
     return Example(inputs, [token for token, hidden in zip(tokens, noise) if hidden])
 
-# %% ../nbs/12_denoising.ipynb #25ade464
+# %% ../nbs/12_denoising.ipynb #43989529
 OBJECTIVES = (
     "prefix language modeling",
     "BERT-style",
@@ -276,15 +273,16 @@ def draw_example(
             len(vocabulary), "vocabulary is empty: give the tokens that may be swapped in"
         )
         swapped = [i for i in range(n) if noise[i] and draw(10) == 0]
-        others = {i: vocabulary[draw(len(vocabulary))] for i in swapped}
-        return bert_style(tokens, noise, mask, others)
+        return bert_style(
+            tokens, noise, mask, {i: vocabulary[draw(len(vocabulary))] for i in swapped}
+        )
     if objective == "MASS-style":
         return mass_style(tokens, noise, mask)
     if objective == "i.i.d. noise, replace spans":
         return replace_spans(tokens, noise, sentinels)
     return drop_tokens(tokens, noise)
 
-# %% ../nbs/12_denoising.ipynb #80e62b11
+# %% ../nbs/12_denoising.ipynb #0fb705c1
 def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
     """Noise is masked, token by token."""
     return mass_style(tokens, noise, mask)
@@ -352,14 +350,11 @@ def infilling_spans(
         lengths.append(min(length, left))
         left -= lengths[-1]
     kept = n - sum(lengths)
-    # Each span stands before one of the kept tokens, or at the end; where these are too few, the
-    # last spans are left out.
+    # Each span is before one of the kept tokens, or at the end; where these are too few, the last spans are left out.
     places = (
         torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
     )
-    before = 0
-    spans = []
-    for place, length in zip(places, lengths):
-        spans.append((place + before, length))
-        before += length
-    return spans
+    return [
+        (place + before, length)
+        for place, length, before in zip(places, lengths, accumulate(lengths, initial=0))
+    ]
