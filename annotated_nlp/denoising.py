@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 
-# %% ../nbs/12_denoising.ipynb #454f7556
+# %% ../nbs/12_denoising.ipynb #f3ca425c
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -62,7 +62,7 @@ def mask_pieces(
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/12_denoising.ipynb #90cc1668
+# %% ../nbs/12_denoising.ipynb #f6c2920d
 class Replaced(NamedTuple):
     """A text with pieces of the generator's, and where it differs from the original."""
 
@@ -134,7 +134,7 @@ def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
     filled = (written.get(token, []) if token in known else [token] for token in inputs)
     return [token for part in filled for token in part]
 
-# %% ../nbs/12_denoising.ipynb #4cd8d207
+# %% ../nbs/12_denoising.ipynb #9aa63819
 def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[int]:
     "Lengths of `parts` parts of at least 1, of sum n; each such list is equally probable."
     cuts = torch.randperm(n - 1, generator=generator)[: parts - 1].sort().values + 1
@@ -178,7 +178,7 @@ def iid_noise(
     checks.within("(0, 1]", rate=rate)
     return (torch.rand(n, generator=generator) < rate).tolist()
 
-# %% ../nbs/12_denoising.ipynb #46a5c01e
+# %% ../nbs/12_denoising.ipynb #93e6de18
 def prefix_lm(tokens: Sequence, split: int) -> Example:
     """Continue: the first `split` tokens are read, the others written."""
     checks.text(tokens)
@@ -224,7 +224,7 @@ def drop_tokens(tokens: Sequence, noise: Sequence[bool]) -> Example:
     inputs = [token for token, hidden in zip(tokens, noise) if not hidden]
     return Example(inputs, [token for token, hidden in zip(tokens, noise) if hidden])
 
-# %% ../nbs/12_denoising.ipynb #43989529
+# %% ../nbs/12_denoising.ipynb #7e22d192
 OBJECTIVES = (
     "prefix language modeling",
     "BERT-style",
@@ -282,7 +282,7 @@ def draw_example(
         return replace_spans(tokens, noise, sentinels)
     return drop_tokens(tokens, noise)
 
-# %% ../nbs/12_denoising.ipynb #0fb705c1
+# %% ../nbs/12_denoising.ipynb #6be7f923
 def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
     """Noise is masked, token by token."""
     return mass_style(tokens, noise, mask)
