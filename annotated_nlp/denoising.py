@@ -8,18 +8,18 @@ __all__ = ['OBJECTIVES', 'Masked', 'mask_pieces', 'Replaced', 'replace_pieces', 
            'draw_example', 'token_masking', 'token_deletion', 'text_infilling', 'sentence_permutation',
            'document_rotation', 'infilling_spans']
 
-# %% ../nbs/12_denoising.ipynb #6ec8d0ab
+# %% ../nbs/12_denoising.ipynb #d4d7e07b
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from . import checks
 
-# %% ../nbs/12_denoising.ipynb #ea39f001
+# %% ../nbs/12_denoising.ipynb #d589c238
 class Masked(NamedTuple):
     """What the model reads, and where it is asked for the piece that stood there."""
 
@@ -36,7 +36,7 @@ def mask_pieces(
     rate: float = 0.15,
     masked: float = 0.8,
     random: float = 0.1,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Masked:
     """Choose each candidate with probability `rate`, and hide some of what was chosen.
 
@@ -54,18 +54,15 @@ def mask_pieces(
     checks.token_ids(ids=ids)
     checks.mask(ids.shape, "pieces that may be chosen", candidates=candidates)
 
-    def draw() -> Tensor:
-        return torch.rand(ids.shape, generator=generator, device=ids.device)
-
-    chosen, fate = candidates & (draw() < rate), draw()
-    other = torch.randint(
-        vocab_size, ids.shape, generator=generator, device=ids.device, dtype=ids.dtype
-    )
+    where = dict(generator=generator, device=ids.device)
+    chosen = candidates & (torch.rand(ids.shape, **where) < rate)
+    fate = torch.rand(ids.shape, **where)
+    other = torch.randint(vocab_size, ids.shape, dtype=ids.dtype, **where)
     hidden = ids.masked_fill(chosen & (fate < masked), mask_id)
     replaced = chosen & (fate >= masked) & (fate < masked + random)
     return Masked(torch.where(replaced, other, hidden), chosen)
 
-# %% ../nbs/12_denoising.ipynb #6097f578
+# %% ../nbs/12_denoising.ipynb #c7f44994
 class Replaced(NamedTuple):
     """A text with pieces of the generator's, and where it differs from the original."""
 
@@ -79,7 +76,7 @@ def replace_pieces(
     chosen: Bool[Tensor, "b n"],
     logits: Float[Tensor, "k v"],
     *,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Replaced:
     """Draw a piece for each of the k chosen positions, by the softmax of its row of logits.
 
@@ -137,8 +134,8 @@ def restore(inputs: Sequence, targets: Sequence, sentinels: Sequence) -> list:
     filled = (written.get(token, []) if token in known else [token] for token in inputs)
     return [token for part in filled for token in part]
 
-# %% ../nbs/12_denoising.ipynb #b288ce0d
-def _partition(n: int, parts: int, generator: torch.Generator | None) -> list[int]:
+# %% ../nbs/12_denoising.ipynb #730cef3b
+def _partition(n: int, parts: int, generator: Generator | None) -> list[int]:
     "Lengths of `parts` parts of at least 1, of sum n; each such list is equally probable."
     cuts = torch.randperm(n - 1, generator=generator)[: parts - 1].sort().values + 1
     return torch.diff(cuts, prepend=torch.tensor([0]), append=torch.tensor([n])).tolist()
@@ -149,7 +146,7 @@ def span_noise(
     rate: float = 0.15,
     mean_span: float = 3.0,
     *,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> list[bool]:
     """Which of `n` tokens are noise: a fixed number, in a fixed number of runs of any lengths.
 
@@ -174,14 +171,14 @@ def span_noise(
 
 
 def iid_noise(
-    n: int, rate: float = 0.15, *, generator: torch.Generator | None = None
+    n: int, rate: float = 0.15, *, generator: Generator | None = None
 ) -> list[bool]:
     """Which of `n` tokens are noise: each with probability `rate`, for itself."""
     checks.integers(0, n=n)
     checks.within("(0, 1]", rate=rate)
     return (torch.rand(n, generator=generator) < rate).tolist()
 
-# %% ../nbs/12_denoising.ipynb #0c510428
+# %% ../nbs/12_denoising.ipynb #dedc54dd
 def prefix_lm(tokens: Sequence, split: int) -> Example:
     """Continue: the first `split` tokens are read, the others written."""
     checks.text(tokens)
@@ -200,8 +197,8 @@ def bert_style(
     checks.text(tokens, noise=noise)
     checks.of_noise(noise, swapped=swapped)
     inputs = [
-        swapped.get(i, mask) if hidden else token
-        for i, (token, hidden) in enumerate(zip(tokens, noise))
+        swapped.get(i, mask) if gone else token
+        for i, (token, gone) in enumerate(zip(tokens, noise))
     ]
     return Example(inputs, list(tokens))
 
@@ -227,7 +224,7 @@ def drop_tokens(tokens: Sequence, noise: Sequence[bool]) -> Example:
     inputs = [token for token, hidden in zip(tokens, noise) if not hidden]
     return Example(inputs, [token for token, hidden in zip(tokens, noise) if hidden])
 
-# %% ../nbs/12_denoising.ipynb #25ade464
+# %% ../nbs/12_denoising.ipynb #eb3e7d8e
 OBJECTIVES = (
     "prefix language modeling",
     "BERT-style",
@@ -248,7 +245,7 @@ def draw_example(
     vocabulary: Sequence,
     rate: float = 0.15,
     mean_span: float = 3.0,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
 ) -> Example:
     """An example of one of `OBJECTIVES`, positions drawn anew (Raffel et al. 2020, table 3).
 
@@ -267,14 +264,12 @@ def draw_example(
     if objective == "deshuffling":
         return deshuffling(tokens, torch.randperm(n, generator=generator).tolist())
     if objective == "random spans":
-        return replace_spans(
-            tokens, span_noise(n, rate, mean_span, generator=generator), sentinels
-        )
+        spans = span_noise(n, rate, mean_span, generator=generator)
+        return replace_spans(tokens, spans, sentinels)
     noise = iid_noise(n, rate, generator=generator)
     if objective == "BERT-style":
-        checks.require(
-            len(vocabulary), "vocabulary is empty: give the tokens that may be swapped in"
-        )
+        empty = "vocabulary is empty: give the tokens that may be swapped in"
+        checks.require(len(vocabulary), empty)
         swapped = [i for i in range(n) if noise[i] and draw(10) == 0]
         others = {i: vocabulary[draw(len(vocabulary))] for i in swapped}
         return bert_style(tokens, noise, mask, others)
@@ -284,7 +279,7 @@ def draw_example(
         return replace_spans(tokens, noise, sentinels)
     return drop_tokens(tokens, noise)
 
-# %% ../nbs/12_denoising.ipynb #80e62b11
+# %% ../nbs/12_denoising.ipynb #89ecd592
 def token_masking(tokens: Sequence, noise: Sequence[bool], mask: Any) -> Example:
     """Noise is masked, token by token."""
     return mass_style(tokens, noise, mask)
@@ -317,9 +312,7 @@ def sentence_permutation(sentences: Sequence[Sequence], order: Sequence[int]) ->
     Raises ValueError for no permutation.
     """
     shuffled = deshuffling(sentences, order)
-    return Example(
-        *([token for sentence in part for token in sentence] for part in shuffled)
-    )
+    return Example(*([token for part in side for token in part] for side in shuffled))
 
 
 def document_rotation(tokens: Sequence, start: int) -> Example:
@@ -331,11 +324,7 @@ def document_rotation(tokens: Sequence, start: int) -> Example:
 
 
 def infilling_spans(
-    n: int,
-    rate: float = 0.3,
-    mean_span: float = 3.0,
-    *,
-    generator: torch.Generator | None = None,
+    n: int, rate: float = 0.3, mean_span: float = 3.0, *, generator: Generator | None = None
 ) -> list[tuple[int, int]]:
     """Spans for `text_infilling`: lengths of Poisson's distribution, until enough is covered.
 
@@ -352,14 +341,7 @@ def infilling_spans(
         lengths.append(min(length, left))
         left -= lengths[-1]
     kept = n - sum(lengths)
-    # Each span stands before one of the kept tokens, or at the end; where these are too few, the
-    # last spans are left out.
-    places = (
-        torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
-    )
-    before = 0
-    spans = []
-    for place, length in zip(places, lengths):
-        spans.append((place + before, length))
-        before += length
-    return spans
+    # Each span is before one of the kept tokens, or at the end; where these are too few, the last spans are left out.
+    places = torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values
+    starts = (places + torch.tensor([0, *lengths[:-1]]).cumsum(0)[: len(places)]).tolist()
+    return list(zip(starts, lengths))
