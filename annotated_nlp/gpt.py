@@ -106,8 +106,6 @@ def prefix_mask(prefix: Int[Tensor, "b"], n: int) -> Bool[Tensor, "b n n"]:
     return causal | (position < rearrange(prefix, "b -> b 1 1"))
 
 # %% ../nbs/09_gpt.ipynb #6a06b5b3
-#| code-fold: true
-#| code-summary: "_to_the_right"
 def _to_the_right(
     ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
 ) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b"] | None]:
