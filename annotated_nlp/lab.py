@@ -215,10 +215,11 @@ class Experiment:
         """
         settings, kept = list(settings), self.folder / job.__name__
         kept.mkdir(exist_ok=True)
-        files = [
-            kept / f"{', '.join(f'{key}={value}' for key, value in setting.items())}.json"
+        names = (
+            ", ".join(f"{key}={value}" for key, value in setting.items())
             for setting in settings
-        ]
+        )
+        files = [kept / f"{name.replace('/', '%2F')}.json" for name in names]
         with checks.extra("book"):
             from joblib import Parallel, delayed
             from tqdm.auto import tqdm

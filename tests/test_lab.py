@@ -220,6 +220,13 @@ def test_jobs_come_back_in_their_order(quick, folder, workers):
     assert make().each(job, [dict(n=n) for n in (3, 1, 2)], workers) == [{"twice": n} for n in (6, 2, 4)]
 
 
+def test_a_setting_with_a_slash_is_no_folder(quick, folder):
+    def job(name):
+        return name
+
+    assert make().each(job, [dict(name="80/10/10")]) == ["80/10/10"]
+
+
 def test_a_killed_run_repeats_no_job(full, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("ANNOTATED_NLP_RUNS", str(tmp_path / "runs"))
     calls = []
