@@ -837,19 +837,18 @@ def probe(states: Callable, train: tuple, test: tuple, *, max_iter: int = 200) -
     )
     return float(model.fit(x, y).score(test_x, test_y))
 
-# %% ../nbs/finetuning.ipynb #9b65fff6
+# %% ../nbs/finetuning.ipynb #3cba6e8c
 INSIDE = re.compile(r"(?<=[A-Za-z,;] )[A-Za-z]+")  # a word behind another one or a comma
 
 
-def in_both_cases(texts: Iterable[str], least: int = 20) -> set[str]:
-    """Words that occur inside sentences at least `least` times with a capital, and as often without.
+def in_both_cases(texts: Iterable[str], least: int = 20, share: float = 0.1) -> set[str]:
+    """Words that occur inside sentences with a capital and without, in small letters.
 
-    In small letters.
+    Each way at least `least` times, and in `share` of the word's occurrences.
     """
     counts = Counter(word for text in texts for word in INSIDE.findall(text))
-    return {
-        w for w in counts if w.islower() and min(counts[w], counts[w.capitalize()]) >= least
-    }
+    cases = {w: (counts[w], counts[w.capitalize()]) for w in counts if w.islower()}
+    return {w for w, n in cases.items() if min(n) >= max(least, share * sum(n))}
 
 
 def capital_places(
@@ -871,7 +870,7 @@ def capital_places(
         ]
     return rows, places
 
-# %% ../nbs/finetuning.ipynb #4bcbb957
+# %% ../nbs/finetuning.ipynb #e4c5af39
 def swap_words(
     sentence: str, draw: random.Random, lengths: range = range(8, 41)
 ) -> str | None:
@@ -890,7 +889,7 @@ def swap_words(
     i = draw.choice(places)
     return " ".join([*words[:i], words[i + 1], words[i], *words[i + 2 :]])
 
-# %% ../nbs/finetuning.ipynb #f6915696
+# %% ../nbs/finetuning.ipynb #d855ef30
 def look_around(
     trunk: nn.Module,
     std: float = 0.04,
