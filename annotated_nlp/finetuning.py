@@ -11,15 +11,14 @@ __all__ = ['SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'KINDS', 'INSIDE', 'c
            'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression', 'encode_pairs',
            'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'bleu_parts', 'bleu', 'Place',
            'next_pieces', 'commonest_labels', 'states_at', 'probe', 'in_both_cases', 'capital_places', 'swap_words',
-           'look_around', 'verb_task', 'capitals_task', 'documentation_tasks', 'Exam', 'wilson', 'mean_interval']
+           'look_around', 'wilson', 'mean_interval']
 
-# %% ../nbs/finetuning.ipynb #db4f8b4d
+# %% ../nbs/finetuning.ipynb #5954c36d
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate, pairwise
 from numbers import Real
@@ -31,16 +30,13 @@ from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from . import checks, lab, tokenization, training
+from . import checks, tokenization, training
 from .bert import Packed, pack
 from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
-from .data import docstring_names, letters, pad, python_prose
+from .data import letters, pad
 from .decoding import beam_search, greedy
-from .electra import Electra, ElectraConfig, ElectraForSequenceClassification
-from .electra import ElectraForTokenClassification
 from .seq2seq import cross_entropy
 from .tokenization import BOS, EOS, WordPiece, train_tokenizer
-from .transformer import initialise_normal
 
 with checks.extra("train"):
     from accelerate.utils import send_to_device
@@ -932,243 +928,6 @@ def look_around(
                 *map(turn, offset * frequency)
             )
             key[head, :own, :own] += strength * torch.eye(own)
-
-# %% ../nbs/finetuning.ipynb #f1e70032
-def verb_task(
-    pairs: Iterable[Pair], corpus: Iterable[str], *, n_names: int, n_train: int, n_test: int
-) -> Task:
-    """From a text to the first word of its name, if that is one of the `n_names` commonest.
-
-    The first `n_train` rows are for training. Rows that stand there or in `corpus`, letters alone compared,
-    are no test.
-    """
-    pairs = list(pairs)
-    names = commonest((pair.target.split()[0] for pair in pairs), n_names)
-    rows = first_words(pairs, names)
-    train, known = rows[:n_train], {letters(row.text) for row in rows[:n_train]}
-    new = [row for row in rows[n_train:] if letters(row.text) not in known]
-    test = [
-        row for row, fresh in zip(new, unseen((row.text for row in new), corpus)) if fresh
-    ][:n_test]
-    return Task(
-        "class",
-        names,
-        train,
-        test,
-        {"bag of words": bag_of_words(train, test), "commonest verb": [0] * len(test)},
-    )
-
-
-def capitals_task(
-    train: Sequence[str],
-    test: Sequence[str],
-    corpus: Iterable[str],
-    reader: Reader,
-    *,
-    n_train: int,
-    n_test: int,
-) -> Task:
-    """Which words of a text were not in lower case? Words that a row has no room for are left out.
-
-    Test texts that stand in `corpus`, letters alone compared, are dropped.
-    """
-
-    def tagged(text: str) -> Tagged:
-        words, room = [], reader.max_len - 2
-        for word in words_and_marks(text):
-            if 0 < (n := len(reader.tokenizer.encode(word))) <= room:
-                words, room = [*words, word], room - n
-        tags = ("O" if word == word.lower() else "B-Capitalised" for word in words)
-        return Tagged(tuple(map(str.lower, words)), tuple(tags))
-
-    fresh = (text for text, new in zip(test, unseen(test, corpus)) if new)
-    rows = [tagged(text) for text in train[:n_train]]
-    asked = [tagged(text) for text, _ in zip(fresh, range(n_test))]
-    rules = {
-        "commonest form": commonest_tags(rows, asked, ends="."),
-        "always": [["B-Capitalised"] * len(row.words) for row in asked],
-    }
-    return Task("tags", ["O", "B-Capitalised"], rows, asked, rules)
-
-
-def documentation_tasks(
-    reader: Reader,
-    corpus: Iterable[str],
-    *,
-    n_names: int,
-    train_rows: dict[str, int],
-    test_rows: dict[str, int],
-) -> dict[str, Task]:
-    """Both tasks on Python's documentation, "sentence" and "tagging".
-
-    They are for an encoder pretrained on `corpus`.
-    """
-    pairs = [pair for split in SPLITS for pair in docstring_names(split=split)]
-    held_out = [text for split in ("valid", "test") for text in python_prose(split=split)]
-    verbs, capitals = (
-        dict(n_train=train_rows[task], n_test=test_rows[task])
-        for task in ("sentence", "tagging")
-    )
-    return {
-        "sentence": verb_task(pairs, corpus, n_names=n_names, **verbs),
-        "tagging": capitals_task(python_prose(), held_out, corpus, reader, **capitals),
-    }
-
-
-class Exam:
-    """How much a small ELECTRA or BERT has learned: scores of tasks after fine-tuning, and of a probe of its states.
-
-    `models` makes a model for each task, and the encoder alone for the "probe", with normal weights of
-    deviation `std`; an encoder's weights may take their place. `rows` are the packed rows of "train" and
-    "test" that are probed at `probe_rows` places whose next piece is one of the `probe_classes` commonest.
-    `tuning` goes to `fine_tune`.
-    """
-
-    def __init__(
-        self,
-        tasks: dict[str, Task],
-        models: dict[str, Callable[[], nn.Module]],
-        reader: Reader,
-        rows: dict[str, Sequence[Sequence[int]]],
-        *,
-        std: float,
-        probe_classes: int,
-        probe_rows: int,
-        **tuning: Any,
-    ):
-        self.tasks, self.models, self.rows, self.std, self.tuning = (
-            tasks,
-            models,
-            rows,
-            std,
-            tuning,
-        )
-        self.examples = {name: read(task, reader) for name, task in tasks.items()}
-        followers = commonest(
-            (after for row in rows["train"] for after in row[2:-1]), probe_classes
-        )
-        labels = {piece: i for i, piece in enumerate(followers)}
-        self.places = {
-            split: next_pieces(rows[split], labels, probe_rows)
-            for split in ("train", "test")
-        }
-
-    @classmethod
-    def for_electra(
-        cls,
-        config: ElectraConfig,
-        settings: Any,
-        reader: Reader,
-        corpus: Iterable[str],
-        rows: dict[str, Sequence],
-    ) -> "Exam":
-        """Both tasks on Python's documentation and the probe, for encoders pretrained on `corpus`.
-
-        `settings` are a laboratory page's: `n_names`, `train_rows`, `test_rows`, `std`, `probe_classes`,
-        `probe_rows`, `tune_epochs`, `tune_lr` and `tune_batch_size`.
-        """
-        tasks = documentation_tasks(
-            reader,
-            corpus,
-            n_names=settings.n_names,
-            train_rows=settings.train_rows,
-            test_rows=settings.test_rows,
-        )
-        heads = {
-            "sentence": ElectraForSequenceClassification,
-            "tagging": ElectraForTokenClassification,
-        }
-        models = {
-            name: partial(head, replace(config, n_classes=len(tasks[name].labels)))
-            for name, head in heads.items()
-        }
-        return cls(
-            tasks,
-            models | {"probe": partial(Electra, config)},
-            reader,
-            rows,
-            std=settings.std,
-            probe_classes=settings.probe_classes,
-            probe_rows=settings.probe_rows,
-            epochs=settings.tune_epochs,
-            lr=settings.tune_lr,
-            batch_size=settings.tune_batch_size,
-        )
-
-    def rules(self) -> dict[str, dict[str, float]]:
-        """What rules without a network reach."""
-        found = {
-            name: {rule: _own(score(task, answers)) for rule, answers in task.rules.items()}
-            for name, task in self.tasks.items()
-        }
-        said = commonest_labels(self.places["train"], self.places["test"])
-        return found | {
-            "probe": {
-                "commonest follower": share_right(
-                    said, (p.label for p in self.places["test"])
-                )
-            }
-        }
-
-    def sizes(self) -> dict[str, dict[str, int]]:
-        """How many rows, or places, there are to learn from and to be tested on."""
-        sizes = {
-            name: {"train": len(task.train), "test": len(task.test)}
-            for name, task in self.tasks.items()
-        }
-        return sizes | {
-            "probe": {split: len(places) for split, places in self.places.items()}
-        }
-
-    def table(self) -> list[tuple]:
-        """Scores of the rules, in percent.
-
-        For each rule of a task: task, numbers of rows to learn from and of the test, rule,
-        score.
-        """
-        sizes, rules = self.sizes(), self.rules()
-        return [
-            (name, *sizes[name].values(), rule, 100 * s)
-            for name in self.tasks
-            for rule, s in rules[name].items()
-        ]
-
-    def score(
-        self, name: str, seed: int, weights: dict[str, Tensor] | None = None
-    ) -> float:
-        """A task's own measure, or the probe's accuracy.
-
-        Of an encoder with these weights or with random ones.
-        """
-        torch.manual_seed(seed)
-        model = self.models[name]()
-        initialise_normal(model, self.std)
-        if weights is not None:
-            getattr(model, "trunk", model).load_state_dict(weights)
-        if name == "probe":
-            model.to(lab.device()).eval()
-            states = lambda ids, mask: model(
-                ids.to(lab.device()), mask=mask.to(lab.device())
-            )  # noqa: E731
-            return round(
-                probe(
-                    states,
-                    *(
-                        (self.rows[split], self.places[split])
-                        for split in ("train", "test")
-                    ),
-                ),
-                4,
-            )
-        task, (train, test) = self.tasks[name], self.examples[name]
-        mean = lambda model, batch: loss_of(task.kind)(model, batch)[0]  # noqa: E731, batches weigh the same
-        fine_tune(model, task, train, seed=seed, loss=mean, **self.tuning)
-        return round(_own(score(task, predict(model, task, test))), 4)
-
-
-def _own(scores: dict[str, float]) -> float:
-    """The first of a task's scores, its own measure."""
-    return next(iter(scores.values()))
 
 # %% ../nbs/finetuning.ipynb #f1e70028
 def wilson(share: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:

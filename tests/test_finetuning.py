@@ -374,51 +374,6 @@ def test_batches_of_examples_are_padded_with_pad():
     assert batch[0].tolist() == [[7, 0], [5, 6]]
 
 
-# an examination -----------------------------------------------------------------------------------------------------
-
-def test_verbs_are_tested_on_new_text():
-    names = ["get", "set"] * 10
-    pairs = [Pair(f"{name} the value {i // 3}.", f"{name} value") for i, name in enumerate(names)] + [Pair("Other.", "move it")]
-    task = ft.verb_task(pairs, ["It says: get the value 6!"], n_names=2, n_train=8, n_test=99)
-    assert task.labels == ["get", "set"] and len(task.train) == 8
-    trained = {row.text for row in task.train}
-    expected = [Labelled(p.source, names.index(name)) for p, name in zip(pairs[8:], names[8:])
-                if p.source not in trained and p.source != "get the value 6."]
-    assert task.test == expected and len(expected) < 12
-    assert task.rules["bag of words"] == [row.label for row in task.test] and set(task.rules["commonest verb"]) == {0}
-
-
-def test_capitals_have_room_in_the_row():
-    reader = ft.Reader(READER.tokenizer, 6)
-    task = ft.capitals_task(["The cat sat on The mat"], ["A Dog ran. To", "the cat sat ON the Mat", "The dog"], ["a dog: ran to"], reader,
-                            n_train=1, n_test=1)
-    assert task.train == [Tagged(("the", "cat", "sat", "on"), ("B-Capitalised", "O", "O", "O"))]
-    assert [row.words[:3] for row in task.test] == [("the", "cat", "sat")]  # the first stands in the corpus
-    for row in task.train + task.test:
-        assert sum(target >= 0 for target in ft.read_tags(reader, row, task.labels).target) == len(row.words)
-
-
-def test_an_exam_starts_from_the_weights_that_it_is_given():
-    def make(kind):
-        return lambda: small(kind)
-
-    tasks = {name: TASKS[kind]._replace(rules={}) for name, kind in (("sentence", "class"), ("tagging", "tags"))}
-    rows = {split: [READER.row(text) for text in TEXTS * 6] for split in ("train", "test")}
-    exam = ft.Exam(tasks, {"sentence": make("class"), "tagging": make("tags"), "probe": lambda: small("class").trunk}, READER, rows,
-                   std=0.1, probe_classes=2, probe_rows=40, epochs=6, batch_size=4, lr=5e-3)
-    assert exam.score("sentence", 0) == exam.score("sentence", 0) == 1 == exam.score("tagging", 1)
-    ready = small("class").trunk
-    for parameter in ready.parameters():
-        nn.init.zeros_(parameter)
-    blind = exam.score("probe", 0, ready.state_dict())
-    usual = Counter(place.label for place in exam.places["train"]).most_common(1)[0][0]
-    assert blind == pytest.approx(sum(p.label == usual for p in exam.places["test"]) / len(exam.places["test"]), abs=1e-4)
-    assert exam.score("probe", 0) > blind
-    assert exam.sizes() == {"sentence": {"train": 16, "test": 2}, "tagging": {"train": 16, "test": 2},
-                            "probe": {split: len(places) for split, places in exam.places.items()}}
-    assert list(exam.rules()) == ["sentence", "tagging", "probe"]
-
-
 # translations -------------------------------------------------------------------------------------------------------
 
 def test_a_translation_has_all_splits():
