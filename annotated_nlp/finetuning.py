@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'KINDS', 'INSIDE', 'corpora', 'learn_pieces', 'Reader', 'Task',
-           'commonest', 'first_words', 'written_as', 'words_and_marks', 'bag_of_words', 'commonest_tags', 'unseen',
-           'Example', 'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders', 'class_logits',
-           'tag_logits', 'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right', 'f1', 'entities',
-           'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of', 'read', 'fine_tune',
-           'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression', 'encode_pairs',
-           'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'bleu_parts', 'bleu', 'Place',
-           'next_pieces', 'commonest_labels', 'states_at', 'probe', 'in_both_cases', 'capital_places', 'swap_words',
-           'look_around', 'wilson', 'mean_interval']
+           'commonest', 'unseen', 'Example', 'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders',
+           'class_logits', 'tag_logits', 'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right',
+           'f1', 'entities', 'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of',
+           'read', 'fine_tune', 'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression',
+           'encode_pairs', 'Translation', 'translation', 'translation_loss', 'curve', 'translations', 'bleu_parts',
+           'bleu', 'Place', 'next_pieces', 'commonest_labels', 'states_at', 'probe', 'in_both_cases', 'capital_places',
+           'swap_words', 'look_around', 'wilson', 'mean_interval']
 
-# %% ../nbs/finetuning.ipynb #5954c36d
+# %% ../nbs/finetuning.ipynb #2e3094d0
 import random
 import re
 from collections import Counter, defaultdict
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from . import checks, tokenization, training
 from .bert import Packed, pack
-from .data import SPLITS, Batch, Corpus, Labelled, Pair, Tagged, batches
+from .data import SPLITS, Batch, Corpus, Pair, Tagged, batches
 from .data import letters, pad
 from .decoding import beam_search, greedy
 from .seq2seq import cross_entropy
@@ -98,7 +97,7 @@ class Reader:
         parts = (ids[i : i + n] for i in range(0, len(ids), n))
         return [self.pack(part).ids for part in parts if len(part) >= least]
 
-# %% ../nbs/finetuning.ipynb #f1e70010
+# %% ../nbs/finetuning.ipynb #784f6ed1
 class Task(NamedTuple):
     """Rows to learn from and rows to be tested on.
 
@@ -115,67 +114,6 @@ class Task(NamedTuple):
 def commonest(things: Iterable[Hashable], n: int) -> list:
     """The n that occur most often, the commonest first."""
     return [thing for thing, _ in Counter(things).most_common(n)]
-
-
-def first_words(pairs: Iterable[Pair], names: Sequence[str]) -> list[Labelled]:
-    """Sources with the number of their target's first word, if `names` has it."""
-    starts = ((pair.source, pair.target.split()[0]) for pair in pairs)
-    return [Labelled(text, names.index(word)) for text, word in starts if word in names]
-
-
-def written_as(word: str) -> str:
-    """How a word is written.
-
-    "O" in lower case, or the tag "B-Capitalised", "B-UPPER" or "B-mixed".
-    """
-    if not any(map(str.isalpha, word)) or word == word.lower():
-        return "O"
-    if word == word.capitalize():
-        return "B-Capitalised"
-    return "B-UPPER" if word == word.upper() else "B-mixed"
-
-
-def words_and_marks(text: str) -> list[str]:
-    """A text's words and punctuation marks."""
-    return re.findall(r"\w+|[^\w\s]", text)
-
-
-def bag_of_words(
-    train: Sequence[Labelled], test: Sequence[Labelled], **options
-) -> list[int]:
-    """Classes that logistic regression on word counts gives the test texts.
-
-    `options` are CountVectorizer's.
-    """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    counts = CountVectorizer(**({"token_pattern": r"\w+"} | options))
-    model = make_pipeline(counts, LogisticRegression(max_iter=1000))
-    model.fit([row.text for row in train], [row.label for row in train])
-    return model.predict([row.text for row in test]).tolist()
-
-
-def commonest_tags(
-    train: Sequence[Tagged], test: Sequence[Tagged], ends: str = ".!?"
-) -> list[list[str]]:
-    """For each word its commonest tag.
-
-    One that is usually "O" gets a capital after an end of a sentence.
-    """
-    counts: dict[str, Counter] = defaultdict(Counter)
-    for row in train:
-        for word, tag in zip(*row):
-            counts[word][tag] += 1
-
-    def tag(before: str, word: str) -> str:
-        usual = counts[word].most_common(1)[0][0] if word in counts else "O"
-        return (
-            "B-Capitalised" if usual == "O" and before in ends and word.isalpha() else usual
-        )
-
-    return [[tag(*two) for two in zip((".", *row.words), row.words)] for row in test]
 
 
 def unseen(texts: Iterable[str], corpus: Iterable[str]) -> list[bool]:

@@ -59,34 +59,9 @@ def test_corpora_are_the_splits():
 
 # tasks --------------------------------------------------------------------------------------------------------------
 
-def test_first_words():
-    pairs = [Pair("one", "get it"), Pair("two", "set it"), Pair("three", "get all"), Pair("four", "move")]
-    names = ft.commonest((pair.target.split()[0] for pair in pairs), 2)
-    assert names == ["get", "set"]
-    assert ft.first_words(pairs, names) == [Labelled("one", 0), Labelled("two", 1), Labelled("three", 0)]
-
-
-@pytest.mark.parametrize("word, tag", [("of", "O"), ("1.5", "O"), ("Python", "B-Capitalised"), ("PEP", "B-UPPER"),
-                                       ("CPython", "B-mixed"), ("x1", "O"), ("X", "B-Capitalised")])
-def test_how_a_word_is_written(word, tag):
-    assert ft.written_as(word) == tag
-
-
 def test_unseen():
     corpus = ["The first\nparagraph.", "A second one"]
     assert ft.unseen(["FIRST paragraph", "third", "graph a", "second-one"], corpus) == [False, True, True, False]
-
-
-def test_bag_of_words_learns_a_word():
-    train = [Labelled(f"{word} thing {i}", label) for i in range(20) for label, word in enumerate(["good", "bad"])]
-    assert ft.bag_of_words(train, [Labelled("a bad one", 0), Labelled("a good one", 0)]) == [1, 0]
-
-
-def test_commonest_tags():
-    rows = [Tagged(("i", "saw", "paris", "."), ("O", "O", "B-Capitalised", "O")), Tagged(("saw", "me"), ("O", "O"))]
-    test = [Tagged(("paris", "!", "me", "new", "."), ())]
-    assert ft.commonest_tags(rows, test) == [["B-Capitalised", "O", "B-Capitalised", "O", "O"]]
-    assert ft.commonest_tags(rows, test, ends=".") == [["B-Capitalised", "O", "O", "O", "O"]]
 
 
 # examples -----------------------------------------------------------------------------------------------------------
