@@ -3,11 +3,15 @@
 import itertools
 import math
 from functools import partial
+from pathlib import Path
 
 import messages
+import nbformat
+import numpy as np
 import pytest
 import test_invariants
 from parity import GPU, close
+from test_loaders import png
 from twins import PRECISIONS, ROWS, images_, parameters
 import torch
 import torch.nn.functional as F
@@ -34,6 +38,8 @@ from torch import nn
 from torch.testing import assert_close
 
 unchecked = test_invariants.unchecked  # as a user has the package
+SMALL_DIGITS = ViTConfig(image_size=8, patch_size=2, n_channels=1, n_classes=10, d_model=64, n_heads=4, d_ff=128, n_layers=2)
+PAGE = Path(__file__).resolve().parent.parent / "nbs" / "15_vit.ipynb"
 SMALL = ROWS["ViT"].small
 MODELS = pytest.mark.parametrize("kind", [ViT, DeiT], ids=lambda kind: kind.__name__)
 
@@ -455,6 +461,72 @@ def test_one_is_not_the_other(tmp_path, unchecked):
         ViT.from_pretrained(tmp_path / "deit")
     with pytest.raises(ValueError, match="reads 'deit'"):
         DeiT.from_pretrained(tmp_path / "vit")
+
+
+# The chapter's recipe for photographs, on a small local file of CIFAR-10's layout
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    "What the chapter's two cells define, behind its imports; the network can't be asked."
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cells = [cell.source for cell in nbformat.read(PAGE, as_version=4).cells if cell.cell_type == "code"]
+    names = vars(vit) | dict(device="cpu", small=SMALL_DIGITS)
+    for part in ("The notebook's own imports", "def photographs(", "def learn_photographs("):
+        (source,) = (source for source in cells if part in source)
+        exec(source, names)
+    return names
+
+
+@pytest.fixture
+def photographs(tmp_path, monkeypatch):
+    "A folder with CIFAR-10's files, columns and types: 32 noisy pictures a split, the dark ones of class 3, the bright ones of class 8."
+    import datasets
+
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    noise, path = np.random.default_rng(0), tmp_path / "cifar10"
+    (path / "plain_text").mkdir(parents=True)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    for split in ("train", "test"):
+        rows = [{"img": png(noise.integers(20 * label, 20 * label + 60, (32, 32, 3), dtype=np.uint8)), "label": label} for label in 16 * (3, 8)]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(path / "plain_text" / f"{split}-00000-of-00001.parquet")
+    return path
+
+
+def test_recipe_prepares_photographs(recipe, photographs):
+    images, labels = recipe["photographs"]("train", photographs)
+    assert images.shape == (32, 3, 32, 32) and labels.tolist() == 16 * [3, 8]
+    means, spreads = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])  # as usual for CIFAR-10
+    for label, found in zip((3, 8), (images[::2], images[1::2])):
+        assert_close(found.mean((0, 2, 3)), ((20 * label + 29.5) / 255 - means) / spreads, atol=0.02, rtol=0)
+    whole = [recipe["changed"](images, labels) for _ in range(40)]
+    for changed, shares in whole:
+        assert changed.shape == images.shape and shares.shape == (32, 10)
+        assert_close(shares.sum(1), torch.ones(32))
+        assert_close(shares.min(), torch.tensor(0.01))
+        assert torch.stack([changed.mean((1, 2, 3)), shares[:, 8]]).corrcoef()[0, 1] > 0.7  # the brighter, the more of class 8
+    plain = sum(bool((shares.amax(1) > 0.9).all()) for _, shares in whole)
+    assert 8 < plain < 32  # half of the batches aren't mixed
+
+
+@pytest.mark.parametrize("kind", [ViT, DeiT], ids=lambda kind: kind.__name__)
+def test_recipe_learns_photographs(recipe, photographs, kind):
+    "The page's own sizes and settings for a few updates: the loss falls below what a model that knows the two classes, but sees nothing, has."
+    model, teacher = recipe["photograph_reader"](kind), None
+    assert model.config.n_patches == 64 and model.embedding.places.shape == (1, 64 + kind.n_tokens, 192)
+    learn = partial(recipe["learn_photographs"], path=photographs, size=16, precision="fp32")
+    if kind is DeiT:
+        teacher = ConvNet(3, 10, width=8)
+        learn(teacher, epochs=40, warmup=2, lr=1e-2)
+        assert recipe["right_photographs"](teacher, photographs) > 90
+    images, labels = recipe["photographs"]("train", photographs)
+    loss = lambda: F.cross_entropy(model.eval()(images), labels).item()
+    before = loss()
+    history = learn(model, teacher=teacher, epochs=8, warmup=1)
+    assert len(history.loss) == 16 and model(images).shape == (32, 10)
+    assert loss() < 0.4 < math.log(2) < 1 < before
+    assert recipe["right_photographs"](model, photographs) > 90
 
 
 @pytest.mark.gpu
