@@ -288,6 +288,7 @@ _BERT = Layout(
         "cls.*",
         "classifier.*",
         "qa_outputs.*",
+        "span_boundary.*",
     ),
 )
 _BERT_MLM = {
@@ -346,6 +347,103 @@ _ELECTRA_HEADS = {
         {},
     ),
     "ElectraForTokenClassification": ({"classifier": "classifier"}, {}),
+}
+
+# %% ../nbs/layouts.ipynb #08690b55
+_ROBERTA = tuple(
+    replace(
+        _BERT,
+        architecture=architecture,
+        model_type=model_type,
+        settings=_BERT.settings | {"pad_id": "pad_token_id"},
+        base="roberta.",
+        ignored=(
+            "embeddings.position_ids",
+            "pooler.*",
+            "lm_head.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
+    )
+    for architecture, model_type in (
+        ("RobertaModel", "roberta"),
+        ("XLMRobertaModel", "xlm-roberta"),
+    )
+)
+_ROBERTA_HEADS = {
+    "RobertaForMaskedLM": (
+        {
+            "mlm.dense": "lm_head.dense",
+            "mlm.norm": "lm_head.layer_norm",
+            "mlm.bias": "lm_head.bias",
+        },
+        {
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+    )
+}
+_BERT_HEADS["SpanBert"] = (
+    _BERT_MLM
+    | {
+        f"span_boundary.{part}": f"span_boundary.{part}"
+        for part in "numbers first first_norm second second_norm bias".split()
+    },
+    _BERT_TIED,
+    "BertForMaskedLM",
+)
+
+_ALBERT = replace(
+    _BERT,
+    architecture="AlbertModel",
+    model_type="albert",
+    settings=_BERT.settings | {"d_embedding": "embedding_size"},
+    names=_below("embedding.", "embeddings.", _BERT_EMBEDDING)
+    | _below(
+        "stack.blocks.*.",
+        "encoder.albert_layer_groups.*.albert_layers.0.",
+        {
+            "attention.layer.query_key_value": "attention.{query,key,value}",
+            "attention.layer.out": "attention.dense",
+            "attention.norm": "attention.LayerNorm",
+            "feed_forward.layer.up": "ffn",
+            "feed_forward.layer.down": "ffn_output",
+            "feed_forward.norm": "full_layer_layer_norm",
+        },
+    )
+    | {"project": "encoder.embedding_hidden_mapping_in", "pooler.dense": "pooler"},
+    base="albert.",
+    expects={
+        "position_embedding_type": "absolute",
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "tie_word_embeddings": True,
+    },
+    ignored=(
+        "embeddings.position_ids",
+        "pooler.*",
+        "predictions.*",
+        "sop_classifier.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+)
+_ALBERT_MLM = {
+    "mlm.dense": "predictions.dense",
+    "mlm.norm": "predictions.LayerNorm",
+    "mlm.bias": "predictions.bias",
+}
+_ALBERT_TIED = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+_ALBERT_HEADS = {
+    "AlbertForMaskedLM": (_ALBERT_MLM, _ALBERT_TIED),
+    "AlbertForSentenceOrder": (
+        _ALBERT_MLM | {"order": "sop_classifier.classifier"},
+        _ALBERT_TIED,
+        "AlbertForPreTraining",
+    ),
 }
 
 # %% ../nbs/layouts.ipynb #7f7695f5
@@ -559,6 +657,8 @@ LAYOUTS = {
     ),
     "Bert": (_BERT,),
     "Electra": (_ELECTRA,),
+    "Roberta": _ROBERTA,
+    "Albert": (_ALBERT,),
     "T5": tuple(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (
@@ -569,6 +669,13 @@ LAYOUTS = {
         ),
     ),
 }
-for _trunk, _heads in ((_BERT, _BERT_HEADS), (_ELECTRA, _ELECTRA_HEADS)):
-    for _name, (_head, _tied) in _heads.items():
-        LAYOUTS[_name] = (_headed(_trunk, _name, _head, _tied, ours="trunk."),)
+for _trunks, _heads in (
+    ((_BERT,), _BERT_HEADS),
+    ((_ELECTRA,), _ELECTRA_HEADS),
+    (_ROBERTA, _ROBERTA_HEADS),
+    ((_ALBERT,), _ALBERT_HEADS),
+):
+    for _name, (_head, _tied, *_theirs) in _heads.items():
+        LAYOUTS[_name] = tuple(
+            _headed(x, *_theirs or [_name], _head, _tied, ours="trunk.") for x in _trunks
+        )

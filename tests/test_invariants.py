@@ -25,6 +25,7 @@ from torch.testing import assert_close
 from annotated_nlp import attention
 from annotated_nlp.attention import KVCache, dot_product_attention
 from annotated_nlp.bert import BertConfig, BertForMaskedLM
+from annotated_nlp.bert_family import AlbertConfig, AlbertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -129,6 +130,8 @@ MODELS = [
     writer("gpt1", gpt_(GPTConfig.gpt1)),
     writer("gpt2", gpt_(GPTConfig.gpt2)),
     Case("bert", reader_(BertForMaskedLM, BertConfig), "text", unordered=True),
+    Case("roberta", reader_(RobertaForMaskedLM, RobertaConfig, max_len=26), "text", unordered=True),
+    Case("albert", reader_(AlbertForMaskedLM, AlbertConfig, d_embedding=24), "text", unordered=True),
     Case("electra-generator", reader_(ElectraForMaskedLM, ElectraConfig, d_embedding=24), "text", unordered=True),
     Case("electra", reader_(ElectraForPreTraining, ElectraConfig, d_embedding=24), "text", unordered=True),
     Case("vit", vit_(), "images"),
