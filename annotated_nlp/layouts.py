@@ -348,6 +348,101 @@ _ELECTRA_HEADS = {
     "ElectraForTokenClassification": ({"classifier": "classifier"}, {}),
 }
 
+# %% ../nbs/layouts.ipynb #29c918f9
+_DEBERTA_NAMES = {
+    "embedding.tokens": "embeddings.word_embeddings",
+    "embedding.segments": "embeddings.token_type_embeddings",
+    "embedding.project": "embeddings.embed_proj",
+    "embedding.norm": "embeddings.LayerNorm",
+    "distances": "encoder.rel_embeddings",
+    "relatives.*.key": "encoder.layer.*.attention.self.pos_proj",
+    "relatives.*.query": "encoder.layer.*.attention.self.pos_q_proj",
+} | _below(
+    "stack.blocks.*.",
+    "encoder.layer.*.",
+    {
+        "attention.layer.query_key_value": "attention.self.in_proj",
+        "attention.layer.query_bias": "attention.self.q_bias",
+        "attention.layer.value_bias": "attention.self.v_bias",
+        "attention.layer.out": "attention.output.dense",
+        "attention.norm": "attention.output.LayerNorm",
+        "feed_forward.layer.up": "intermediate.dense",
+        "feed_forward.layer.down": "output.dense",
+        "feed_forward.norm": "output.LayerNorm",
+    },
+)
+
+
+def _deberta(terms: object, named: bool) -> Layout:
+    "`named`: the largest distance is an option of its own; otherwise it is max_len."
+    distance = {"max_distance": "max_relative_positions"} if named else {}
+    return Layout(
+        "DebertaModel",
+        "deberta",
+        settings=_ENCODER
+        | {
+            "vocab_size": "vocab_size",
+            "max_len": "max_position_embeddings",
+            "n_segments": "type_vocab_size",
+            "d_embedding": "embedding_size",
+        }
+        | distance,
+        names=_DEBERTA_NAMES,
+        base="deberta.",
+        # one kind of segment is none
+        values={
+            "activation": _GELU,
+            "n_segments": {1: (0,)} | {i: (i,) for i in range(2, 17)},
+        },
+        expects={
+            "relative_attention": True,
+            "position_biased_input": False,
+            "pos_att_type": terms,
+            "talking_head": False,
+            "tie_word_embeddings": True,
+        }
+        | ({} if named else {"max_relative_positions": -1}),
+        ignored=(
+            "embeddings.position_embeddings.*",
+            "embeddings.position_ids",
+            "cls.*",
+            "lm_predictions.*",
+            "pooler.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
+    )
+
+
+_DEBERTA = tuple(
+    _deberta(terms, named)
+    for terms in (["c2p", "p2c"], ["p2c", "c2p"], "c2p|p2c", "p2c|c2p")
+    for named in (False, True)
+)
+_DEBERTA_TIED = {
+    name: tensor.replace("bert.", "deberta.") for name, tensor in _BERT_TIED.items()
+}
+_LM_HEAD = _below(
+    "mlm.",
+    "lm_predictions.lm_head.",
+    {"dense": "dense", "norm": "LayerNorm", "bias": "bias"},
+)
+
+
+def _deberta_headed(heads: Mapping[str, str], **more) -> tuple[Layout, ...]:
+    "Under both names of the head, of which the one of `transformers` is written."
+    both = []
+    for mlm, tied, legacy in ((_BERT_MLM, _DEBERTA_TIED, True), (_LM_HEAD, {}, False)):
+        for trunk in _DEBERTA:
+            trunk = replace(trunk, expects=trunk.expects | {"legacy": legacy})
+            headed = _headed(trunk, "DebertaForMaskedLM", mlm | heads, tied, ours="trunk.")
+            both.append(headed)
+    return tuple(both)
+
+
+# the decoder's positions are those that the authors' files keep beside the words
+_DEBERTA_DECODER = {"positions.table": "deberta.embeddings.position_embeddings.weight"}
+
 # %% ../nbs/layouts.ipynb #7f7695f5
 _GPT_BLOCKS = _below(
     "stack.blocks.*.",
@@ -559,6 +654,9 @@ LAYOUTS = {
     ),
     "Bert": (_BERT,),
     "Electra": (_ELECTRA,),
+    "Deberta": _DEBERTA,
+    "DebertaForMaskedLM": _deberta_headed({}),
+    "DebertaForPreTraining": _deberta_headed(_DEBERTA_DECODER),
     "T5": tuple(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (
