@@ -296,8 +296,7 @@ class CanineConfig(BlockConfig):
 
 def hashes(ids: Int[Tensor, "b n"], n_hashes: int, n_buckets: int) -> Int[Tensor, "p b n"]:
     """(character + 1) · prime, modulo `n_buckets`, for each of the first `n_hashes` primes (section 3)."""
-    primes = torch.tensor(PRIMES[:n_hashes], device=ids.device)
-    return (ids + 1) * rearrange(primes, "p -> p 1 1") % n_buckets
+    return torch.stack([(ids + 1) * prime % n_buckets for prime in PRIMES[:n_hashes]])
 
 
 class CanineEmbedding(nn.Module):
@@ -524,11 +523,14 @@ class XLNetRelative(nn.Module):
         return asks(self.for_content), k, self.scale * bias
 
 # %% ../nbs/11_bert_family.ipynb #9fe0062d
-def offset_waves(n: int, d: int) -> Float[Tensor, "r d"]:
+def offset_waves(
+    n: int, d: int, device: torch.device | str | None = None
+) -> Float[Tensor, "r d"]:
     """Sines, then cosines, of the offsets -n to n (Dai et al. 2019, section 3.3)."""
     checks.even(d=d)
-    frequencies = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    angles = einsum(torch.arange(-n, n + 1).double(), frequencies, "r, f -> r f")
+    both = dict(dtype=torch.float64, device=device)
+    frequencies = 10000 ** (-torch.arange(0, d, 2, **both) / d)
+    angles = einsum(torch.arange(-n, n + 1, **both), frequencies, "r, f -> r f")
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
@@ -575,8 +577,8 @@ class XLNet(Pretrained, nn.Module):
             other = rearrange(segments, "b n -> b n 1") != rearrange(
                 segments, "b m -> b 1 m"
             )
-        waves = offset_waves(ids.shape[1], self.config.d_model).to(self.gap)
-        waves = self.dropout(waves)
+        waves = offset_waves(ids.shape[1], self.config.d_model, ids.device)
+        waves = self.dropout(waves.to(self.gap.dtype))
         return [partial(one, waves, other) for one in self.relatives]
 
     def two_streams(
