@@ -57,7 +57,9 @@ def hide_pieces(
     fate = torch.rand(ids.shape, **where)
     other = torch.randint(vocab_size, ids.shape, dtype=ids.dtype, **where)
     if by_run:
-        begins = torch.diff(chosen.int(), prepend=torch.zeros_like(chosen[..., :1]).int()) == 1
+        begins = (
+            torch.diff(chosen.int(), prepend=torch.zeros_like(chosen[..., :1]).int()) == 1
+        )
         place = torch.arange(ids.shape[-1], device=ids.device)
         first = torch.where(begins, place, 0).cummax(-1).values
         fate = fate.gather(-1, first)
@@ -148,7 +150,9 @@ def choose_spans(
     for row, free, begins in zip(chosen, candidates.tolist(), starts.tolist()):
         left, n = round(rate * sum(free)), len(free)
         here = zip(begins, free, [False, *free])
-        edges = [i for i, (new, own, before) in enumerate(here) if new or not (own and before)]
+        edges = [
+            i for i, (new, own, before) in enumerate(here) if new or not (own and before)
+        ]
         edges.append(n)
         while left > 0:
             length = 1 + int(torch.multinomial(chances, 1, generator=generator))

@@ -446,6 +446,208 @@ _ALBERT_HEADS = {
     ),
 }
 
+# %% ../nbs/layouts.ipynb #29c918f9
+_DEBERTA_NAMES = {
+    "embedding.tokens": "embeddings.word_embeddings",
+    "embedding.segments": "embeddings.token_type_embeddings",
+    "embedding.project": "embeddings.embed_proj",
+    "embedding.norm": "embeddings.LayerNorm",
+    "distances": "encoder.rel_embeddings",
+    "relatives.*.key": "encoder.layer.*.attention.self.pos_proj",
+    "relatives.*.query": "encoder.layer.*.attention.self.pos_q_proj",
+} | _below(
+    "stack.blocks.*.",
+    "encoder.layer.*.",
+    {
+        "attention.layer.query_key_value": "attention.self.in_proj",
+        "attention.layer.query_bias": "attention.self.q_bias",
+        "attention.layer.value_bias": "attention.self.v_bias",
+        "attention.layer.out": "attention.output.dense",
+        "attention.norm": "attention.output.LayerNorm",
+        "feed_forward.layer.up": "intermediate.dense",
+        "feed_forward.layer.down": "output.dense",
+        "feed_forward.norm": "output.LayerNorm",
+    },
+)
+
+
+def _deberta(terms: object, named: bool) -> Layout:
+    "`named`: the largest distance is an option of its own; otherwise it is max_len."
+    distance = {"max_distance": "max_relative_positions"} if named else {}
+    return Layout(
+        "DebertaModel",
+        "deberta",
+        settings=_ENCODER
+        | {
+            "vocab_size": "vocab_size",
+            "max_len": "max_position_embeddings",
+            "n_segments": "type_vocab_size",
+            "d_embedding": "embedding_size",
+        }
+        | distance,
+        names=_DEBERTA_NAMES,
+        base="deberta.",
+        # one kind of segment is none
+        values={
+            "activation": _GELU,
+            "n_segments": {1: (0,)} | {i: (i,) for i in range(2, 17)},
+        },
+        expects={
+            "relative_attention": True,
+            "position_biased_input": False,
+            "pos_att_type": terms,
+            "talking_head": False,
+            "tie_word_embeddings": True,
+        }
+        | ({} if named else {"max_relative_positions": -1}),
+        ignored=(
+            "embeddings.position_embeddings.*",
+            "embeddings.position_ids",
+            "cls.*",
+            "lm_predictions.*",
+            "pooler.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
+    )
+
+
+_DEBERTA = tuple(
+    _deberta(terms, named)
+    for terms in (["c2p", "p2c"], ["p2c", "c2p"], "c2p|p2c", "p2c|c2p")
+    for named in (False, True)
+)
+_DEBERTA_TIED = {
+    name: tensor.replace("bert.", "deberta.") for name, tensor in _BERT_TIED.items()
+}
+_LM_HEAD = _below(
+    "mlm.",
+    "lm_predictions.lm_head.",
+    {"dense": "dense", "norm": "LayerNorm", "bias": "bias"},
+)
+
+
+def _deberta_headed(heads: Mapping[str, str], **more) -> tuple[Layout, ...]:
+    "Under both names of the head, of which the one of `transformers` is written."
+    both = []
+    for mlm, tied, legacy in ((_BERT_MLM, _DEBERTA_TIED, True), (_LM_HEAD, {}, False)):
+        for trunk in _DEBERTA:
+            trunk = replace(trunk, expects=trunk.expects | {"legacy": legacy})
+            headed = _headed(trunk, "DebertaForMaskedLM", mlm | heads, tied, ours="trunk.")
+            both.append(headed)
+    return tuple(both)
+
+
+# the decoder's positions are those that the authors' files keep beside the words
+_DEBERTA_DECODER = {"positions.table": "deberta.embeddings.position_embeddings.weight"}
+
+# %% ../nbs/layouts.ipynb #d5e10d40
+def _canine_stack(ours: str, theirs: str) -> dict[str, str]:
+    "BERT's blocks under other names."
+    return {
+        name.replace("stack.", ours, 1): theirs + there.removeprefix("encoder.")
+        for name, there in _BERT_BLOCKS.items()
+    }
+
+
+_CANINE = Layout(
+    "CanineModel",
+    "canine",
+    settings=_ENCODER
+    | {
+        "max_len": "max_position_embeddings",
+        "n_segments": "type_vocab_size",
+        "n_hashes": "num_hash_functions",
+        "n_buckets": "num_hash_buckets",
+        "window": "local_transformer_stride",
+        "rate": "downsampling_rate",
+        "kernel": "upsampling_kernel_size",
+    },
+    names=_below(
+        "embedding.",
+        "char_embeddings.",
+        {
+            "tables.*": "HashBucketCodepointEmbedder_*",
+            "segments": "token_type_embeddings",
+            "positions.table": "char_position_embeddings.weight",
+            "norm": "LayerNorm",
+        },
+    )
+    | _canine_stack("first.", "initial_char_encoder.")
+    | _canine_stack("deep.", "encoder.")
+    | _canine_stack("last.", "final_char_encoder.")
+    | _below("down.", "chars_to_molecules.", {"conv": "conv", "norm": "LayerNorm"})
+    | _below("up.", "projection.", {"conv": "conv", "norm": "LayerNorm"}),
+    base="canine.",
+    values={"activation": _GELU},
+    ignored=(
+        "char_embeddings.position_ids",
+        "pooler.*",
+        "cls.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+)
+
+_XLNET = Layout(
+    "XLNetModel",
+    "xlnet",
+    settings={
+        "vocab_size": "vocab_size",
+        "d_model": "d_model",
+        "n_heads": "n_head",
+        "d_head": "d_head",
+        "d_ff": "d_inner",
+        "n_layers": "n_layer",
+        "activation": "ff_activation",
+        "dropout": "dropout",
+        "eps": "layer_norm_eps",
+    },
+    names={"tokens": "word_embedding", "gap": "mask_emb"}
+    | _below(
+        "relatives.*.",
+        "layer.*.rel_attn.",
+        {
+            "positions.weight": "r",
+            "for_content": "r_w_bias",
+            "for_position": "r_r_bias",
+            "for_segment": "r_s_bias",
+            "segments": "seg_embed",
+        },
+    )
+    | _below(
+        "stack.blocks.*.",
+        "layer.*.",
+        {
+            "attention.layer.query_key_value.weight": "rel_attn.{q,k,v}",
+            "attention.layer.out.weight": "rel_attn.o",
+            "attention.norm": "rel_attn.layer_norm",
+            "feed_forward.layer.up": "ff.layer_1",
+            "feed_forward.layer.down": "ff.layer_2",
+            "feed_forward.norm": "ff.layer_norm",
+        },
+    ),
+    base="transformer.",
+    values={"activation": _GELU},
+    expects={
+        "attn_type": "bi",
+        "bi_data": False,
+        "clamp_len": -1,
+        "same_length": False,
+        "untie_r": True,
+    },
+    ignored=(
+        "lm_loss.*",
+        "sequence_summary.*",
+        "logits_proj.*",
+        "classifier.*",
+        "qa_outputs.*",
+        "start_logits.*",
+        "end_logits.*",
+        "answer_class.*",
+    ),
+)
+
 # %% ../nbs/layouts.ipynb #7f7695f5
 _GPT_BLOCKS = _below(
     "stack.blocks.*.",
@@ -659,6 +861,11 @@ LAYOUTS = {
     "Electra": (_ELECTRA,),
     "Roberta": _ROBERTA,
     "Albert": (_ALBERT,),
+    "Deberta": _DEBERTA,
+    "DebertaForMaskedLM": _deberta_headed({}),
+    "DebertaForPreTraining": _deberta_headed(_DEBERTA_DECODER),
+    "Canine": (_CANINE,),
+    "XLNet": (_XLNET,),
     "T5": tuple(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (
