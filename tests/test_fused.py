@@ -13,7 +13,8 @@ FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.
 ATTENDING = [case for case in test_invariants.MODELS if not case.name.startswith("seq2seq")]
 # The CPU's kernel has no gradient for a bias that is learned: there PyTorch falls back to its sum of simple operations.
 NO_BACKWARD = {("cpu", name) for name in ("t5", "t5-1.1", "deberta", "deberta-decoder", "xlnet")}
-USED = {"deberta-decoder": 2, "xlnet": 3}  # DeBERTa's last block is its decoder, twice; XLNet's blocks see both sides, then in two streams
+# ALBERT's one block is both layers; DeBERTa's last block is its decoder, twice; XLNet's blocks see both sides, then in two streams
+USED = {"albert": 2, "deberta-decoder": 2, "xlnet": 3}
 
 
 class Kernels(TorchDispatchMode):

@@ -51,6 +51,7 @@ PRODUCTS = {
     "t5": Products(ENCODER + DECODER, 1), "t5-1.1": Products(ENCODER + DECODER + 1),
     "gpt1": Products(ENCODER, 1), "gpt2": Products(ENCODER, 1),
     "bert": Products(ENCODER + 1, 1), "electra-generator": Products(ENCODER + 2, 1), "electra": Products(ENCODER + 3),
+    "roberta": Products(ENCODER + 1, 1), "albert": Products(ENCODER + 2, 1),
     "deberta": Products(ENCODER + 2 + 1, 1),  # two for distances
     "vit": Products(ENCODER + 1, 1), "deit": Products(ENCODER + 2, 1),
     "bert-PreTraining": Products(ENCODER + 3, 1), "bert-SequenceClassification": Products(ENCODER + 2),
