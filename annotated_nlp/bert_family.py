@@ -328,12 +328,18 @@ class CanineEmbedding(nn.Module):
 def in_chunks(
     stack: Stack, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"], window: int
 ) -> Float[Tensor, "b n d"]:
-    """What `stack` makes of each chunk of `window` positions by itself."""
+    """What `stack` makes of each chunk of `window` positions by itself.
+
+    A chunk of nothing but padding attends to itself, to all positions alike.
+    """
     b, n, _ = x.shape
-    window = min(window, n)
-    x, mask = F.pad(x, (0, 0, 0, -n % window)), F.pad(mask, (0, -n % window))
-    chunks = rearrange(x, "b (c w) d -> (b c) w d", w=window)
-    x = stack(chunks, rearrange(mask, "b (c w) -> (b c) w", w=window))
+    window, more = min(window, n), -n % min(window, n)
+    fold = partial(rearrange, pattern="b (c w) ... -> (b c) w ...", w=window)
+    inside = fold(F.pad(torch.ones_like(mask), (0, more)))
+    x, mask = fold(F.pad(x, (0, 0, 0, more))), fold(F.pad(mask, (0, more)))
+    real = mask.any(-1, keepdim=True)
+    alike = lambda q, k, start: (q * rearrange(real, "c 1 -> c 1 1 1"), k, None)
+    x = stack(x, mask | (inside & ~real), alike)
     return rearrange(x, "(b c) w d -> b (c w) d", b=b)[:, :n]
 
 
@@ -479,7 +485,7 @@ class XLNetAttention(StreamAttention):
 
 
 class XLNetRelative(nn.Module):
-    """A block's slot: what distance and segment add to a score (section 2.4 and appendix A.2).
+    """A block's slot: what distance and segment add to a score (sections 2.4 and 2.5).
 
     The score of query i and key j is (q + u) k + (q + v) W w + (q + t) s, with the waves w of
     i - j, one s for the same segment and one for another, and u, v and t the same for all i.
