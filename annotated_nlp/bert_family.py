@@ -25,7 +25,7 @@ from .checkpoints import Pretrained
 from .frame import Positions, initialise_normal
 from .transformer import ACTIVATIONS, BlockConfig, Stack, make_norm
 
-# %% ../nbs/11_bert_family.ipynb #ac5af5a8
+# %% ../nbs/11_bert_family.ipynb #d26131b8
 @dataclass(frozen=True, kw_only=True)
 class DebertaConfig(BertConfig):
     """BERT's settings, and how far positions are told apart; sizes not given are DeBERTa-base's.
@@ -54,7 +54,7 @@ class DebertaConfig(BertConfig):
         d_head = self.d_head or self.d_model // self.n_heads
         return (3 * d_head) ** -0.5 if self.scale is None else self.scale
 
-
+# %% ../nbs/11_bert_family.ipynb #ac5af5a8
 class StreamAttention(SelfAttention):
     """Self-attention whose keys and values may come from another stream, by the same matrices."""
 
@@ -217,7 +217,7 @@ class DebertaForMaskedLM(BertForMaskedLM):
         """It has no pooler."""
         return Deberta(config)
 
-
+# %% ../nbs/11_bert_family.ipynb #c92cafa6
 class DebertaForPreTraining(DebertaForMaskedLM):
     """The same behind the enhanced mask decoder, which knows absolute positions (section 3.2).
 
@@ -293,7 +293,7 @@ class CanineConfig(BlockConfig):
             self.max_len <= self.n_buckets, f"{rows} the number of positions with a vector"
         )
 
-
+# %% ../nbs/11_bert_family.ipynb #64495747
 def hashes(ids: Int[Tensor, "b n"], n_hashes: int, n_buckets: int) -> Int[Tensor, "p b n"]:
     """(character + 1) · prime, modulo `n_buckets`, for each of the first `n_hashes` primes (section 3)."""
     return torch.stack([(ids + 1) * prime % n_buckets for prime in PRIMES[:n_hashes]])
@@ -342,7 +342,7 @@ def in_chunks(
     x = stack(x, mask | (inside & ~real), alike)
     return rearrange(x, "(b c) w d -> b (c w) d", b=b)[:, :n]
 
-
+# %% ../nbs/11_bert_family.ipynb #57ceb1e0
 class Downsampling(nn.Module):
     """`rate` characters to one molecule, by a convolution; the first character stays in front."""
 
@@ -483,7 +483,7 @@ class XLNetAttention(StreamAttention):
         self.query_key_value = ByHead(3 * d, h, k, pattern="(p d) h k -> (p h k) d", p=3)
         self.out = ByHead(d, h, k, pattern="d h k -> d (h k)")
 
-
+# %% ../nbs/11_bert_family.ipynb #127b6dc4
 class XLNetRelative(nn.Module):
     """A block's slot: what distance and segment add to a score (sections 2.4 and 2.5).
 
