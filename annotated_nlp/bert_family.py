@@ -296,7 +296,7 @@ def language_shares(counts: Float[Tensor, "l"], alpha: float = 0.3) -> Float[Ten
     )
     return (alpha * counts.double().log()).softmax(0).to(counts)
 
-# %% ../nbs/11_bert_family.ipynb #47a4f6cf
+# %% ../nbs/11_bert_family.ipynb #c1ad5bc6
 @dataclass(frozen=True, kw_only=True)
 class DebertaConfig(BertConfig):
     """BERT's settings, and how far positions are told apart; sizes not given are DeBERTa-base's.
@@ -325,7 +325,7 @@ class DebertaConfig(BertConfig):
         d_head = self.d_head or self.d_model // self.n_heads
         return (3 * d_head) ** -0.5 if self.scale is None else self.scale
 
-
+# %% ../nbs/11_bert_family.ipynb #47a4f6cf
 class StreamAttention(SelfAttention):
     """Self-attention whose keys and values may come from another stream, by the same matrices."""
 
@@ -488,7 +488,7 @@ class DebertaForMaskedLM(BertForMaskedLM):
         """It has no pooler."""
         return Deberta(config)
 
-
+# %% ../nbs/11_bert_family.ipynb #6b3a1253
 class DebertaForPreTraining(DebertaForMaskedLM):
     """The same behind the enhanced mask decoder, which knows absolute positions (section 3.2).
 
@@ -564,11 +564,10 @@ class CanineConfig(BlockConfig):
             self.max_len <= self.n_buckets, f"{rows} the number of positions with a vector"
         )
 
-
+# %% ../nbs/11_bert_family.ipynb #ae4d7871
 def hashes(ids: Int[Tensor, "b n"], n_hashes: int, n_buckets: int) -> Int[Tensor, "p b n"]:
     """(character + 1) · prime, modulo `n_buckets`, for each of the first `n_hashes` primes (section 3)."""
-    primes = torch.tensor(PRIMES[:n_hashes], device=ids.device)
-    return (ids + 1) * rearrange(primes, "p -> p 1 1") % n_buckets
+    return torch.stack([(ids + 1) * prime % n_buckets for prime in PRIMES[:n_hashes]])
 
 
 class CanineEmbedding(nn.Module):
@@ -600,15 +599,21 @@ class CanineEmbedding(nn.Module):
 def in_chunks(
     stack: Stack, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"], window: int
 ) -> Float[Tensor, "b n d"]:
-    """What `stack` makes of each chunk of `window` positions by itself."""
+    """What `stack` makes of each chunk of `window` positions by itself.
+
+    A chunk of nothing but padding attends to itself, to all positions alike.
+    """
     b, n, _ = x.shape
-    window = min(window, n)
-    x, mask = F.pad(x, (0, 0, 0, -n % window)), F.pad(mask, (0, -n % window))
-    chunks = rearrange(x, "b (c w) d -> (b c) w d", w=window)
-    x = stack(chunks, rearrange(mask, "b (c w) -> (b c) w", w=window))
+    window, more = min(window, n), -n % min(window, n)
+    fold = partial(rearrange, pattern="b (c w) ... -> (b c) w ...", w=window)
+    inside = fold(F.pad(torch.ones_like(mask), (0, more)))
+    x, mask = fold(F.pad(x, (0, 0, 0, more))), fold(F.pad(mask, (0, more)))
+    real = mask.any(-1, keepdim=True)
+    alike = lambda q, k, start: (q * rearrange(real, "c 1 -> c 1 1 1"), k, None)
+    x = stack(x, mask | (inside & ~real), alike)
     return rearrange(x, "(b c) w d -> b (c w) d", b=b)[:, :n]
 
-
+# %% ../nbs/11_bert_family.ipynb #df8a327c
 class Downsampling(nn.Module):
     """`rate` characters to one molecule, by a convolution; the first character stays in front."""
 
@@ -749,9 +754,9 @@ class XLNetAttention(StreamAttention):
         self.query_key_value = ByHead(3 * d, h, k, pattern="(p d) h k -> (p h k) d", p=3)
         self.out = ByHead(d, h, k, pattern="d h k -> d (h k)")
 
-
+# %% ../nbs/11_bert_family.ipynb #7aa1e93e
 class XLNetRelative(nn.Module):
-    """A block's slot: what distance and segment add to a score (section 2.4 and appendix A.2).
+    """A block's slot: what distance and segment add to a score (sections 2.4 and 2.5).
 
     The score of query i and key j is (q + u) k + (q + v) W w + (q + t) s, with the waves w of
     i - j, one s for the same segment and one for another, and u, v and t the same for all i.
@@ -795,11 +800,14 @@ class XLNetRelative(nn.Module):
         return asks(self.for_content), k, self.scale * bias
 
 # %% ../nbs/11_bert_family.ipynb #6266ccff
-def offset_waves(n: int, d: int) -> Float[Tensor, "r d"]:
+def offset_waves(
+    n: int, d: int, device: torch.device | str | None = None
+) -> Float[Tensor, "r d"]:
     """Sines, then cosines, of the offsets -n to n (Dai et al. 2019, section 3.3)."""
     checks.even(d=d)
-    frequencies = 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    angles = einsum(torch.arange(-n, n + 1).double(), frequencies, "r, f -> r f")
+    both = dict(dtype=torch.float64, device=device)
+    frequencies = 10000 ** (-torch.arange(0, d, 2, **both) / d)
+    angles = einsum(torch.arange(-n, n + 1, **both), frequencies, "r, f -> r f")
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
@@ -846,8 +854,8 @@ class XLNet(Pretrained, nn.Module):
             other = rearrange(segments, "b n -> b n 1") != rearrange(
                 segments, "b m -> b 1 m"
             )
-        waves = offset_waves(ids.shape[1], self.config.d_model).to(self.gap)
-        waves = self.dropout(waves)
+        waves = offset_waves(ids.shape[1], self.config.d_model, ids.device)
+        waves = self.dropout(waves.to(self.gap.dtype))
         return [partial(one, waves, other) for one in self.relatives]
 
     def two_streams(
