@@ -26,7 +26,8 @@ class BertConfig(BlockConfig):
     """An encoder with segments; sizes not given are BERT-base's.
 
     Devlin et al. 2019, section 3. `d_embedding` is the width of the embedding, d_model if not
-    given; `n_segments` kinds of segment, `n_classes` for the classifiers. Raises ValueError for settings that don't fit.
+    given; `n_segments` kinds of segment, `n_classes` for the classifiers. `shared`: one block, used `n_layers` times
+    (ALBERT). Raises ValueError for settings that don't fit.
     """
 
     vocab_size: int = 30_522
@@ -37,6 +38,7 @@ class BertConfig(BlockConfig):
     d_ff: int = 3072
     n_layers: int = 12
     n_segments: int = 2
+    shared: bool = False
     activation: str = "gelu"
     eps: float = 1e-12
     n_classes: int = 2
@@ -46,6 +48,7 @@ class BertConfig(BlockConfig):
             object.__setattr__(self, "d_embedding", self.d_model)  # the dataclass is frozen
         super().__post_init__()
         checks.sizes(self, "vocab_size max_len d_embedding n_layers n_segments n_classes")
+        checks.flags(shared=self.shared)
 
     @classmethod
     def base(cls, **changes) -> "BertConfig":
@@ -100,13 +103,15 @@ class Bert(Pretrained, nn.Module):
     pieces, and on the CPU for ids outside the vocabulary.
     """
 
+    embedding_class = BertEmbedding
+
     def __init__(self, config: BertConfig, *, pooler: bool = True):
         super().__init__()
         c = self.config = config
-        self.embedding = BertEmbedding(c)
+        self.embedding = self.embedding_class(c)
         same = c.d_embedding == c.d_model
         self.project = nn.Identity() if same else nn.Linear(c.d_embedding, c.d_model)
-        self.stack = Stack(c, c.n_layers)
+        self.stack = Stack(c, c.n_layers, shared=c.shared)
         self.pooler = Pooler(c) if pooler else None
         self.initialise(self)
 

@@ -6,7 +6,7 @@
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
            'equal', 'instances', 'missing_option', 'together', 'require', 'room_for', 'documents', 'seen', 'ids',
            'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape',
-           'chosen', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
+           'chosen', 'inner_runs', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
            'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
            'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged', 'whole_numbers',
            'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra', 'beginnings',
@@ -392,6 +392,18 @@ def chosen(where: Tensor, **named: Tensor) -> None:
         if seen(where) and x.shape[0] != where.sum():
             raise ValueError(
                 f"{name} has {x.shape[0]} rows, chosen {where.sum()} places: give one row for each that was chosen"
+            )
+
+
+def inner_runs(**named: Tensor) -> None:
+    """Refuse what is no boolean tensor b n, and on the CPU one that is True at the first or last position."""
+    for name, x in named.items():
+        if x.dtype != torch.bool or x.ndim != 2:
+            raise ValueError(f"{name} is {_shape(x)}; it must be boolean, of shape (b, n)")
+        if seen(x) and (x[:, 0].any() or x[:, -1].any()):
+            raise ValueError(
+                f"{name} is True at the first or last position: a span needs a position on each side, such as [CLS] and "
+                "[SEP]"
             )
 
 # %% ../nbs/checks.ipynb #0d806a2d

@@ -288,6 +288,7 @@ _BERT = Layout(
         "cls.*",
         "classifier.*",
         "qa_outputs.*",
+        "span_boundary.*",
     ),
 )
 _BERT_MLM = {
@@ -347,6 +348,305 @@ _ELECTRA_HEADS = {
     ),
     "ElectraForTokenClassification": ({"classifier": "classifier"}, {}),
 }
+
+# %% ../nbs/layouts.ipynb #08690b55
+_ROBERTA = tuple(
+    replace(
+        _BERT,
+        architecture=architecture,
+        model_type=model_type,
+        settings=_BERT.settings | {"pad_id": "pad_token_id"},
+        base="roberta.",
+        ignored=(
+            "embeddings.position_ids",
+            "pooler.*",
+            "lm_head.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
+    )
+    for architecture, model_type in (
+        ("RobertaModel", "roberta"),
+        ("XLMRobertaModel", "xlm-roberta"),
+    )
+)
+_ROBERTA_HEADS = {
+    "RobertaForMaskedLM": (
+        {
+            "mlm.dense": "lm_head.dense",
+            "mlm.norm": "lm_head.layer_norm",
+            "mlm.bias": "lm_head.bias",
+        },
+        {
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+    )
+}
+_BERT_HEADS["SpanBert"] = (
+    _BERT_MLM
+    | {
+        f"span_boundary.{part}": f"span_boundary.{part}"
+        for part in "numbers first first_norm second second_norm bias".split()
+    },
+    _BERT_TIED,
+    "BertForMaskedLM",
+)
+
+_ALBERT = replace(
+    _BERT,
+    architecture="AlbertModel",
+    model_type="albert",
+    settings=_BERT.settings | {"d_embedding": "embedding_size"},
+    names=_below("embedding.", "embeddings.", _BERT_EMBEDDING)
+    | _below(
+        "stack.blocks.*.",
+        "encoder.albert_layer_groups.*.albert_layers.0.",
+        {
+            "attention.layer.query_key_value": "attention.{query,key,value}",
+            "attention.layer.out": "attention.dense",
+            "attention.norm": "attention.LayerNorm",
+            "feed_forward.layer.up": "ffn",
+            "feed_forward.layer.down": "ffn_output",
+            "feed_forward.norm": "full_layer_layer_norm",
+        },
+    )
+    | {"project": "encoder.embedding_hidden_mapping_in", "pooler.dense": "pooler"},
+    base="albert.",
+    expects={
+        "position_embedding_type": "absolute",
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "tie_word_embeddings": True,
+    },
+    ignored=(
+        "embeddings.position_ids",
+        "pooler.*",
+        "predictions.*",
+        "sop_classifier.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+)
+_ALBERT_MLM = {
+    "mlm.dense": "predictions.dense",
+    "mlm.norm": "predictions.LayerNorm",
+    "mlm.bias": "predictions.bias",
+}
+_ALBERT_TIED = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+_ALBERT_HEADS = {
+    "AlbertForMaskedLM": (_ALBERT_MLM, _ALBERT_TIED),
+    "AlbertForSentenceOrder": (
+        _ALBERT_MLM | {"order": "sop_classifier.classifier"},
+        _ALBERT_TIED,
+        "AlbertForPreTraining",
+    ),
+}
+
+# %% ../nbs/layouts.ipynb #29c918f9
+_DEBERTA_NAMES = {
+    "embedding.tokens": "embeddings.word_embeddings",
+    "embedding.segments": "embeddings.token_type_embeddings",
+    "embedding.project": "embeddings.embed_proj",
+    "embedding.norm": "embeddings.LayerNorm",
+    "distances": "encoder.rel_embeddings",
+    "relatives.*.key": "encoder.layer.*.attention.self.pos_proj",
+    "relatives.*.query": "encoder.layer.*.attention.self.pos_q_proj",
+} | _below(
+    "stack.blocks.*.",
+    "encoder.layer.*.",
+    {
+        "attention.layer.query_key_value": "attention.self.in_proj",
+        "attention.layer.query_bias": "attention.self.q_bias",
+        "attention.layer.value_bias": "attention.self.v_bias",
+        "attention.layer.out": "attention.output.dense",
+        "attention.norm": "attention.output.LayerNorm",
+        "feed_forward.layer.up": "intermediate.dense",
+        "feed_forward.layer.down": "output.dense",
+        "feed_forward.norm": "output.LayerNorm",
+    },
+)
+
+
+def _deberta(terms: object, named: bool) -> Layout:
+    "`named`: the largest distance is an option of its own; otherwise it is max_len."
+    distance = {"max_distance": "max_relative_positions"} if named else {}
+    return Layout(
+        "DebertaModel",
+        "deberta",
+        settings=_ENCODER
+        | {
+            "vocab_size": "vocab_size",
+            "max_len": "max_position_embeddings",
+            "n_segments": "type_vocab_size",
+            "d_embedding": "embedding_size",
+        }
+        | distance,
+        names=_DEBERTA_NAMES,
+        base="deberta.",
+        # one kind of segment is none
+        values={
+            "activation": _GELU,
+            "n_segments": {1: (0,)} | {i: (i,) for i in range(2, 17)},
+        },
+        expects={
+            "relative_attention": True,
+            "position_biased_input": False,
+            "pos_att_type": terms,
+            "talking_head": False,
+            "tie_word_embeddings": True,
+        }
+        | ({} if named else {"max_relative_positions": -1}),
+        ignored=(
+            "embeddings.position_embeddings.*",
+            "embeddings.position_ids",
+            "cls.*",
+            "lm_predictions.*",
+            "pooler.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
+    )
+
+
+_DEBERTA = tuple(
+    _deberta(terms, named)
+    for terms in (["c2p", "p2c"], ["p2c", "c2p"], "c2p|p2c", "p2c|c2p")
+    for named in (False, True)
+)
+_DEBERTA_TIED = {
+    name: tensor.replace("bert.", "deberta.") for name, tensor in _BERT_TIED.items()
+}
+_LM_HEAD = _below(
+    "mlm.",
+    "lm_predictions.lm_head.",
+    {"dense": "dense", "norm": "LayerNorm", "bias": "bias"},
+)
+
+
+def _deberta_headed(heads: Mapping[str, str], **more) -> tuple[Layout, ...]:
+    "Under both names of the head, of which the one of `transformers` is written."
+    both = []
+    for mlm, tied, legacy in ((_BERT_MLM, _DEBERTA_TIED, True), (_LM_HEAD, {}, False)):
+        for trunk in _DEBERTA:
+            trunk = replace(trunk, expects=trunk.expects | {"legacy": legacy})
+            headed = _headed(trunk, "DebertaForMaskedLM", mlm | heads, tied, ours="trunk.")
+            both.append(headed)
+    return tuple(both)
+
+
+# the decoder's positions are those that the authors' files keep beside the words
+_DEBERTA_DECODER = {"positions.table": "deberta.embeddings.position_embeddings.weight"}
+
+# %% ../nbs/layouts.ipynb #d5e10d40
+def _canine_stack(ours: str, theirs: str) -> dict[str, str]:
+    "BERT's blocks under other names."
+    return {
+        name.replace("stack.", ours, 1): theirs + there.removeprefix("encoder.")
+        for name, there in _BERT_BLOCKS.items()
+    }
+
+
+_CANINE = Layout(
+    "CanineModel",
+    "canine",
+    settings=_ENCODER
+    | {
+        "max_len": "max_position_embeddings",
+        "n_segments": "type_vocab_size",
+        "n_hashes": "num_hash_functions",
+        "n_buckets": "num_hash_buckets",
+        "window": "local_transformer_stride",
+        "rate": "downsampling_rate",
+        "kernel": "upsampling_kernel_size",
+    },
+    names=_below(
+        "embedding.",
+        "char_embeddings.",
+        {
+            "tables.*": "HashBucketCodepointEmbedder_*",
+            "segments": "token_type_embeddings",
+            "positions.table": "char_position_embeddings.weight",
+            "norm": "LayerNorm",
+        },
+    )
+    | _canine_stack("first.", "initial_char_encoder.")
+    | _canine_stack("deep.", "encoder.")
+    | _canine_stack("last.", "final_char_encoder.")
+    | _below("down.", "chars_to_molecules.", {"conv": "conv", "norm": "LayerNorm"})
+    | _below("up.", "projection.", {"conv": "conv", "norm": "LayerNorm"}),
+    base="canine.",
+    values={"activation": _GELU},
+    ignored=(
+        "char_embeddings.position_ids",
+        "pooler.*",
+        "cls.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+)
+
+_XLNET = Layout(
+    "XLNetModel",
+    "xlnet",
+    settings={
+        "vocab_size": "vocab_size",
+        "d_model": "d_model",
+        "n_heads": "n_head",
+        "d_head": "d_head",
+        "d_ff": "d_inner",
+        "n_layers": "n_layer",
+        "activation": "ff_activation",
+        "dropout": "dropout",
+        "eps": "layer_norm_eps",
+    },
+    names={"tokens": "word_embedding", "gap": "mask_emb"}
+    | _below(
+        "relatives.*.",
+        "layer.*.rel_attn.",
+        {
+            "positions.weight": "r",
+            "for_content": "r_w_bias",
+            "for_position": "r_r_bias",
+            "for_segment": "r_s_bias",
+            "segments": "seg_embed",
+        },
+    )
+    | _below(
+        "stack.blocks.*.",
+        "layer.*.",
+        {
+            "attention.layer.query_key_value.weight": "rel_attn.{q,k,v}",
+            "attention.layer.out.weight": "rel_attn.o",
+            "attention.norm": "rel_attn.layer_norm",
+            "feed_forward.layer.up": "ff.layer_1",
+            "feed_forward.layer.down": "ff.layer_2",
+            "feed_forward.norm": "ff.layer_norm",
+        },
+    ),
+    base="transformer.",
+    values={"activation": _GELU},
+    expects={
+        "attn_type": "bi",
+        "bi_data": False,
+        "clamp_len": -1,
+        "same_length": False,
+        "untie_r": True,
+    },
+    ignored=(
+        "lm_loss.*",
+        "sequence_summary.*",
+        "logits_proj.*",
+        "classifier.*",
+        "qa_outputs.*",
+        "start_logits.*",
+        "end_logits.*",
+        "answer_class.*",
+    ),
+)
 
 # %% ../nbs/layouts.ipynb #7f7695f5
 _GPT_BLOCKS = _below(
@@ -559,6 +859,13 @@ LAYOUTS = {
     ),
     "Bert": (_BERT,),
     "Electra": (_ELECTRA,),
+    "Roberta": _ROBERTA,
+    "Albert": (_ALBERT,),
+    "Deberta": _DEBERTA,
+    "DebertaForMaskedLM": _deberta_headed({}),
+    "DebertaForPreTraining": _deberta_headed(_DEBERTA_DECODER),
+    "Canine": (_CANINE,),
+    "XLNet": (_XLNET,),
     "T5": tuple(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (
@@ -569,6 +876,13 @@ LAYOUTS = {
         ),
     ),
 }
-for _trunk, _heads in ((_BERT, _BERT_HEADS), (_ELECTRA, _ELECTRA_HEADS)):
-    for _name, (_head, _tied) in _heads.items():
-        LAYOUTS[_name] = (_headed(_trunk, _name, _head, _tied, ours="trunk."),)
+for _trunks, _heads in (
+    ((_BERT,), _BERT_HEADS),
+    ((_ELECTRA,), _ELECTRA_HEADS),
+    (_ROBERTA, _ROBERTA_HEADS),
+    ((_ALBERT,), _ALBERT_HEADS),
+):
+    for _name, (_head, _tied, *_theirs) in _heads.items():
+        LAYOUTS[_name] = tuple(
+            _headed(x, *_theirs or [_name], _head, _tied, ours="trunk.") for x in _trunks
+        )

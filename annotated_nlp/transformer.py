@@ -7,6 +7,7 @@ __all__ = ['ACTIVATIONS', 'BlockConfig', 'make_norm', 'FeedForward', 'Sublayer',
            'Transformer']
 
 # %% ../nbs/06_transformer.ipynb #f35e57ec
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -176,21 +177,24 @@ class Stack(CachingStack):
         self,
         x: Float[Tensor, "b n d"],
         mask: Bool[Tensor, "b m"] | Bool[Tensor, "b n m"] | None = None,
-        relative: Relative | None = None,
+        relative: Relative | Sequence[Relative] | None = None,
         memory: Float[Tensor, "b l d"] | None = None,
         memory_mask: Bool[Tensor, "b l"] | None = None,
         caches: tuple[BlockCache, ...] | None = None,
         start: int = 0,
         all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
-        """Arguments as in `Block`; one cache a layer.
+        """Arguments as in `Block`; one cache a layer, and one `relative` for all layers or for each.
 
         With `all_layers` a tuple: what came in, then what each layer gave, the last one after the last norm.
         """
         layers, states = self._layers(), [x]
         checks.one_cache_each(caches, len(layers))
-        for block, cache in zip(layers, caches or [None] * len(layers)):
-            inputs = states[-1], mask, relative, memory, memory_mask, cache, start
+        each = relative if isinstance(relative, Sequence) else [relative] * len(layers)
+        for block, own, cache in zip(
+            layers, each, caches or [None] * len(layers), strict=True
+        ):
+            inputs = states[-1], mask, own, memory, memory_mask, cache, start
             if self.checkpoint and torch.is_grad_enabled():
                 states.append(checkpoint(block, *inputs, use_reentrant=False))
             else:

@@ -1,5 +1,6 @@
 "Every way to hide text: against the papers' tables, restored on any text, masks, samples and noise by their statistics."
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -8,9 +9,11 @@ from importlib.resources import files
 import pytest
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 import test_invariants
 from messages import says
@@ -20,10 +23,13 @@ from annotated_nlp.denoising import (
     OBJECTIVES,
     Example,
     bert_style,
+    choose_spans,
+    choose_words,
     deshuffling,
     document_rotation,
     draw_example,
     drop_tokens,
+    hide_pieces,
     iid_noise,
     infilling_spans,
     mask_pieces,
@@ -33,6 +39,7 @@ from annotated_nlp.denoising import (
     replace_spans,
     restore,
     sentence_permutation,
+    span_lengths,
     span_noise,
     text_infilling,
     token_deletion,
@@ -142,6 +149,129 @@ def test_masks_are_drawn_anew(device):
     for shape in [(40,), (2, 3, 40), (0, 5)]:
         assert mask_(torch.zeros(shape, dtype=torch.long, device=device)).ids.shape == shape
     assert mask_(ids.int()).ids.dtype == torch.int32
+
+
+# Words and spans
+
+
+def texts_(b, n, special=True):
+    "Where words begin, of one piece to four, and what may be chosen: not the first and the last, and not some padding."
+    starts = torch.rand(b, n) < 0.6
+    candidates = torch.arange(n) < torch.randint(n // 2, n + 1, (b, 1))
+    if special:
+        candidates[:, [0, -1]] = False
+    return starts, candidates
+
+
+def words_of(starts, candidates):
+    "Lists of positions, a word each, by the definition: a run of candidates, cut where a word begins."
+    words = []
+    for i, (begins, may) in enumerate(zip(starts, candidates)):
+        if may and words and not begins and words[-1][-1] == i - 1:
+            words[-1].append(i)
+        elif may:
+            words.append([i])
+    return words
+
+
+def runs_of(row):
+    return [[i for i, _ in run] for gone, run in itertools.groupby(enumerate(row), lambda pair: pair[1]) if gone]
+
+
+@DEVICES
+def test_whole_words(device):
+    "All of a word or nothing, each word by its own coin, and so a rate of all pieces."
+    starts, candidates = texts_(4000, 50)
+    chosen = choose_words(candidates.to(device), starts.to(device), 0.3).cpu()
+    assert not (chosen & ~candidates).any() and abs(chosen.sum() / candidates.sum() - 0.3) < 0.01
+    words, gone, both = 0, 0, 0
+    for row, begins, may in zip(chosen.tolist(), starts.tolist(), candidates.tolist()):
+        each = [{row[i] for i in word} for word in words_of(begins, may)]
+        assert all(len(one) == 1 for one in each)
+        words, gone = words + len(each), gone + sum(True in one for one in each)
+        both += sum(True in one and True in other for one, other in itertools.pairwise(each))
+    assert abs(z(gone, words, 0.3)) < 4 and abs(z(both, words - 4000, 0.3**2)) < 4.5
+
+
+def test_words_of_one_piece_are_pieces():
+    every = torch.ones(300, 40, dtype=torch.bool)
+    counts = choose_words(every, every, 0.15).sum(1).double()
+    assert abs(counts.var() / (40 * 0.15 * 0.85) - 1) < 0.3
+    assert choose_words(every, every, 1.0).all() and not choose_words(every, every, 0.0).any()
+
+
+@pytest.mark.parametrize("rate,longest", [(0.15, 10), (0.5, 3), (1.0, 10), (0.05, 1)])
+def test_spans_are_whole_words_that_never_touch(rate, longest):
+    starts, candidates = texts_(200, 60)
+    chosen = choose_spans(candidates, starts, rate, longest=longest)
+    assert not (chosen & ~candidates).any()
+    for row, begins, may in zip(chosen.tolist(), starts.tolist(), candidates.tolist()):
+        words = words_of(begins, may)
+        number = {i: k for k, word in enumerate(words) for i in word}
+        for run in runs_of(row):
+            inside = {number[i] for i in run}
+            assert len(inside) <= longest and sum(len(words[k]) for k in inside) == len(run)
+        most = max(len(word) for word in words)
+        if rate <= 0.15:
+            assert round(rate * sum(may)) <= sum(row) < round(rate * sum(may)) + most
+
+
+def test_lengths_and_places_of_spans():
+    "In long rows, where hardly any span is cut: the paper's lengths (a mean of 3.8), everywhere alike."
+    every = torch.ones(400, 1000, dtype=torch.bool)
+    chosen = choose_spans(every, every, 0.1)
+    lengths = Counter(len(run) for row in chosen.tolist() for run in runs_of(row))
+    n, chances = lengths.total(), span_lengths()
+    assert abs(sum(k * x for k, x in lengths.items()) / n - 3.8) < 0.15 and max(lengths) == 10
+    for k in range(2, 11):
+        assert abs(lengths[k] / n - chances[k - 1]) < 0.02
+    counts = rearrange(chosen.float(), "b (part n) -> part b n", part=4).mean((1, 2))
+    assert (counts - 0.1).abs().max() < 0.006
+
+
+def test_span_lengths():
+    "Geometric, without what is longer; the paper's figure 2 begins at 0.22 and has a mean of 3.8."
+    chances = span_lengths()
+    by_hand = [0.2 * 0.8**k / (1 - 0.8**10) for k in range(10)]
+    assert_close(chances, torch.tensor(by_hand))
+    assert abs((chances * torch.arange(1, 11)).sum() - 3.8) < 0.01 and abs(chances[0] - 0.22) < 0.005
+    assert span_lengths(1.0, 3).tolist() == [1, 0, 0] and span_lengths(0.5, 1).tolist() == [1]
+
+
+def test_no_room_for_spans():
+    "Short rows, rows of one long word, rows without candidates: it ends, and chooses what it can."
+    starts = torch.zeros(3, 8, dtype=torch.bool)
+    candidates = torch.ones(3, 8, dtype=torch.bool)
+    candidates[2] = False
+    chosen = choose_spans(candidates, starts, 0.15)
+    assert chosen[:2].all() and not chosen[2].any()  # a word is never cut
+    assert not choose_spans(candidates, starts, 0.0).any()
+    assert choose_spans(candidates, ~starts, 1.0)[0].sum() >= 4
+
+
+def test_a_run_has_one_fate():
+    "80/10/10 of runs instead of pieces; the pieces that go in are drawn one by one."
+    ids = torch.randint(1000, 30_000, (3000, 60))
+    every = torch.ones_like(ids, dtype=torch.bool)
+    chosen = choose_spans(every, every, 0.15)
+    found = hide_pieces(ids, chosen, mask_id=103, vocab_size=30_000, by_run=True)
+    fates = Counter()
+    for now, before, row in zip(found.ids.tolist(), ids.tolist(), chosen.tolist()):
+        for run in runs_of(row):
+            fate = {"hidden" if now[i] == 103 else "kept" if now[i] == before[i] else "other" for i in run}
+            assert len(fate) == 1
+            fates[fate.pop()] += 1
+    n = fates.total()
+    assert abs(z(fates["hidden"], n, 0.8)) < 4 and abs(z(fates["kept"], n, 0.1)) < 4
+    assert torch.equal(found.chosen, chosen) and torch.equal(found.ids[~chosen], ids[~chosen])
+
+
+def test_choices_are_drawn_anew_and_repeated_by_a_generator():
+    starts, candidates = texts_(8, 40)
+    seeded = lambda choose, seed: choose(candidates, starts, generator=torch.Generator().manual_seed(seed))
+    for choose in (choose_words, choose_spans):
+        assert torch.equal(seeded(choose, 1), seeded(choose, 1)) and not torch.equal(seeded(choose, 1), seeded(choose, 2))
+        assert not torch.equal(choose(candidates, starts), choose(candidates, starts))
 
 
 # Replacements
@@ -475,6 +605,14 @@ def drawn(objective="random spans", tokens=range(9), **changes):
     (lambda: masked(FLAG), ["ids", "bool"]),
     (lambda: masked([[5] * 5] * 2), ["ids", "list"]),
     (lambda: masked(candidates=[[True] * 5] * 2), ["candidates", "list"]),
+    # words and spans
+    *((lambda choose=choose: choose(FLAG, FLAG, 1.1), ["rate=1.1"]) for choose in (choose_words, choose_spans)),
+    *((lambda choose=choose: choose(FLAG.long(), FLAG), ["candidates", "int64"]) for choose in (choose_words, choose_spans)),
+    *((lambda choose=choose: choose(FLAG, FLAG[:, :4]), ["starts", "(2, 4)", "(2, 5)"]) for choose in (choose_words, choose_spans)),
+    (lambda: span_lengths(0.0), ["p=0.0"]),
+    (lambda: span_lengths(longest=0), ["longest=0"]),
+    (lambda: hide_pieces(IDS, FLAG.long(), mask_id=4, vocab_size=29), ["chosen", "int64", "bool"]),
+    (lambda: hide_pieces(IDS, FLAG, mask_id=4, vocab_size=29, masked=0.95), ["masked=0.95", "random=0.1"]),
     # replacements
     (lambda: replace_pieces(IDS.float(), FLAG, torch.zeros(10, 29)), ["ids", "float32"]),
     *((lambda bad=bad: replace_pieces(IDS, FLAG, torch.full((10, 29), bad)), ["logits", "NaN"]) for bad in (math.nan, math.inf, -math.inf)),

@@ -25,6 +25,17 @@ from torch.testing import assert_close
 from annotated_nlp import attention
 from annotated_nlp.attention import KVCache, dot_product_attention
 from annotated_nlp.bert import BertConfig, BertForMaskedLM
+from annotated_nlp.bert_family import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    DebertaConfig,
+    DebertaForMaskedLM,
+    DebertaForPreTraining,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    XLNet,
+    XLNetConfig,
+)
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -40,6 +51,15 @@ class BothHeads(DeiT):
 
     def forward(self, images):
         return torch.cat(self.heads(images), -1)
+
+
+class BothStreams(XLNet):
+    "What XLNet gives with both sides in view, and its two streams read from left to right."
+
+    def forward(self, ids, mask=None):
+        both = super().forward(ids, mask=mask)
+        order = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return torch.cat([both, *self.two_streams(ids, order, ids % 2, mask)], -1)
 
 
 def vit_(model=ViT):
@@ -77,6 +97,11 @@ def reader_(model, config, **settings):
         return made
 
     return build
+
+
+def xlnet_():
+    sizes = dict(vocab_size=V, d_model=32, n_heads=4, d_ff=48, n_layers=2, dropout=0.0)
+    return lambda **changes: loud(BothStreams(XLNetConfig(**sizes | changes)))
 
 
 def t5_(**version):
@@ -129,8 +154,13 @@ MODELS = [
     writer("gpt1", gpt_(GPTConfig.gpt1)),
     writer("gpt2", gpt_(GPTConfig.gpt2)),
     Case("bert", reader_(BertForMaskedLM, BertConfig), "text", unordered=True),
+    Case("roberta", reader_(RobertaForMaskedLM, RobertaConfig, max_len=26), "text", unordered=True),
+    Case("albert", reader_(AlbertForMaskedLM, AlbertConfig, d_embedding=24), "text", unordered=True),
     Case("electra-generator", reader_(ElectraForMaskedLM, ElectraConfig, d_embedding=24), "text", unordered=True),
     Case("electra", reader_(ElectraForPreTraining, ElectraConfig, d_embedding=24), "text", unordered=True),
+    Case("deberta", reader_(DebertaForMaskedLM, DebertaConfig), "text"),
+    Case("deberta-decoder", reader_(DebertaForPreTraining, DebertaConfig), "text"),
+    Case("xlnet", xlnet_(), "text"),
     Case("vit", vit_(), "images"),
     Case("deit", vit_(BothHeads), "images"),
 ]

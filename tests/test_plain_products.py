@@ -43,12 +43,16 @@ class Products(NamedTuple):
 ENCODER, DECODER = 2 + 2, 2 + 3 + 2
 HEADS = [Case(f"bert-{head.__name__[7:]}", bert_(head), "text")
          for head in (BertForPreTraining, BertForSequenceClassification)]
-CASES = {case.name: case for case in MODELS + HEADS if not case.name.startswith("seq2seq")}
+# DeBERTa's decoder uses a block again, and XLNet keeps its matrices head by head, as its files do
+OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "deberta-decoder", "xlnet"
+CASES = {case.name: case for case in MODELS + HEADS if case.name not in OTHERS}
 PRODUCTS = {
     "transformer": Products(ENCODER + DECODER, 1), "transformer-modern": Products(ENCODER + DECODER, 1),
     "t5": Products(ENCODER + DECODER, 1), "t5-1.1": Products(ENCODER + DECODER + 1),
     "gpt1": Products(ENCODER, 1), "gpt2": Products(ENCODER, 1),
     "bert": Products(ENCODER + 1, 1), "electra-generator": Products(ENCODER + 2, 1), "electra": Products(ENCODER + 3),
+    "roberta": Products(ENCODER + 1, 1), "albert": Products(ENCODER + 2, 1),
+    "deberta": Products(ENCODER + 2 + 1, 1),  # two for distances
     "vit": Products(ENCODER + 1, 1), "deit": Products(ENCODER + 2, 1),
     "bert-PreTraining": Products(ENCODER + 3, 1), "bert-SequenceClassification": Products(ENCODER + 2),
 }

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from annotated_nlp import bert, electra
+from annotated_nlp import bert, bert_family, electra
 from annotated_nlp.bert import BertConfig
+from annotated_nlp.bert_family import AlbertConfig, RobertaConfig
 from annotated_nlp.electra import ElectraConfig
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.t5 import T5, T5Config
@@ -345,14 +346,14 @@ def their_encoder_states(theirs, batch):
 
 def encoder(module, config, name, head, **row):
     labels, loss = head
-    return Row(
-        name=name, ours=getattr(module, name.replace("Model", "")), config=config, theirs=getattr(transformers, name),
+    return Row(**dict(
+        name=name, ours=getattr(module, name.replace("Model", ""), None), config=config, theirs=getattr(transformers, name),
         common=dict(vocab_size=29, max_position_embeddings=24), rates=("hidden_dropout_prob", "attention_probs_dropout_prob"),
         batches=encoded(labels), run=run_pieces, read=read_pieces, loss=loss,
         hidden=lambda model, batch: getattr(model, "trunk", model).states(**batch.inputs, all_layers=True), their_hidden=their_encoder_states,
         unsayable=ENCODER_UNSAYABLE, undoable=ENCODER_UNDOABLE, never=dict(n_segments=0),
         # a key's bias and what shifts all scores alike are lost in the softmax
-        idle=lambda part, c: part.endswith(("query.bias", "key.bias", "token_type_embeddings.weight")), **row)
+        idle=lambda part, c: part.endswith(("query.bias", "key.bias", "token_type_embeddings.weight"))) | row)
 
 
 ENCODER_SMALL = dict(vocab_size=29, max_len=24, d_model=32, n_heads=4, d_ff=48, n_layers=2, dropout=0.0)
@@ -407,6 +408,77 @@ def electra_(name, head, **row):
 ELECTRAS = [
     electra_("ElectraModel", NOTHING), electra_("ElectraForMaskedLM", PIECES), electra_("ElectraForPreTraining", REPLACED),
     electra_("ElectraForSequenceClassification", TEXTS, made={"": dict(n_classes=5)}), electra_("ElectraForTokenClassification", TAGS, made={"": dict(n_classes=5)}),
+]
+
+# The family after BERT
+
+
+def counted_pieces(c):
+    "Rows with RoBERTa's padding, which has no position of its own, as long as a text can be."
+    n = c.max_position_embeddings - c.pad_token_id - 1
+    mask = lengths(n, n // 2, 1, n - 2)
+    ids = torch.randint(c.vocab_size - 1, mask.shape)
+    ids = (ids + (ids >= c.pad_token_id)).where(mask, c.pad_token_id)
+    return dict(ids=ids, segments=torch.randint(c.type_vocab_size, mask.shape), mask=mask)
+
+
+def counted(labels):
+    "What stands at padding is not asked for: theirs never learns a vector there."
+
+    def batches(c):
+        inputs = counted_pieces(c)
+        asked = {name: x.where(inputs["mask"], -100) for name, x in labels(c, inputs["mask"]).items()}
+        return [Batch(inputs, asked, (inputs["mask"],))]
+
+    return batches
+
+
+ROBERTA_ODD = {name: dict(pad_token_id=1) | options for name, options in BERT_ODD.items()} | {
+    "many narrow layers": BERT_ODD["many narrow layers"] | dict(pad_token_id=5),
+    "heads of one": BERT_ODD["heads of one"] | dict(pad_token_id=0),
+}
+ROBERTA_LARGE = BERT_LARGE | dict(vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1)
+
+
+def roberta_(name, head, config=RobertaConfig, **row):
+    base, large = (124_645_632, 355_359_744) if name == "RobertaModel" else (None, None)
+    printed = (125e6, 355e6) if name == "RobertaModel" else (None, None)
+    common = dict(vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1)
+    return encoder(bert_family, config, name, head, **dict(
+        small=ENCODER_SMALL | dict(max_len=26, n_segments=2), odd=ROBERTA_ODD, kept=(*ENCODER_KEPT, "pad_token_id"), wide=BERT_WIDE, batches=counted(head[0]),
+        sizes={"base": Size(RobertaConfig.base(), common, base, printed[0]), "large": Size(RobertaConfig.large(), ROBERTA_LARGE, large, printed[1])}) | row)
+
+
+ROBERTAS = [roberta_("RobertaModel", NOTHING), roberta_("RobertaForMaskedLM", PIECES)]
+
+ALBERT_ODD = {
+    "narrow embedding": dict(embedding_size=12, hidden_size=32, num_attention_heads=4, num_hidden_layers=3, intermediate_size=48),
+    "equal widths": dict(embedding_size=35, hidden_size=35, num_attention_heads=5, num_hidden_layers=1, intermediate_size=90, hidden_act="relu", layer_norm_eps=1e-3),
+    "a wide embedding": dict(embedding_size=64, hidden_size=16, num_attention_heads=1, num_hidden_layers=6, intermediate_size=5, hidden_act="gelu", type_vocab_size=3, max_position_embeddings=11),
+    "heads of one": dict(embedding_size=3, hidden_size=6, num_attention_heads=6, num_hidden_layers=2, intermediate_size=24, type_vocab_size=1, layer_norm_eps=1e-5, vocab_size=101),
+}
+SWAPPED = (lambda c, mask: dict(labels=asked(c, mask), sentence_order_label=torch.randint(2, (len(mask),))),
+           lambda outputs, batch: of_pieces(outputs, batch) + F.cross_entropy(outputs[1], batch.labels["sentence_order_label"]))
+ALBERT_SIZES = {  # the paper's 235M for xxlarge is 5 % more than its own settings give
+    "base": (768, 12, 12, 11_683_584, 12e6), "large": (1024, 24, 16, 17_683_968, 18e6),
+    "xlarge": (2048, 24, 32, 58_724_864, 60e6), "xxlarge": (4096, 12, 64, 222_595_584, 235e6)}
+
+
+def albert_(name, head, **row):
+    own, sizes = name == "AlbertModel", {}
+    for size, (d, n_layers, n_heads, exact, printed) in ALBERT_SIZES.items():
+        options = dict(hidden_size=d, num_hidden_layers=n_layers, num_attention_heads=n_heads, intermediate_size=4 * d)
+        sizes[size] = Size(getattr(AlbertConfig, size)(), options, exact if own else None, printed if own else None, 0.055)
+    return encoder(bert_family, AlbertConfig, name, head, **dict(
+        small=ENCODER_SMALL | dict(d_embedding=20), odd=ALBERT_ODD, sizes=sizes, kept=(*ENCODER_KEPT, "embedding_size"), wide=BERT_WIDE | dict(embedding_size=64),
+        unsayable=(*ENCODER_UNSAYABLE, dict(shared=False)),
+        undoable=(("hidden_act", "silu"), ("position_embedding_type", "relative_key"), ("num_hidden_groups", 2), ("inner_group_num", 2), ("tie_word_embeddings", False)),
+        bfloat16=40 / 256) | row)  # one block three times, and so its rounding: theirs is off as far
+
+
+ALBERTS = [
+    albert_("AlbertModel", NOTHING), albert_("AlbertForMaskedLM", PIECES),
+    albert_("AlbertForPreTraining", SWAPPED, ours=bert_family.AlbertForSentenceOrder, wide=BERT_WIDE | dict(embedding_size=64, num_labels=2)),
 ]
 
 
@@ -569,7 +641,7 @@ def vit_(ours, theirs):
 
 VITS = [vit_(ViT, transformers.ViTForImageClassification), vit_(DeiT, transformers.DeiTForImageClassificationWithTeacher)]
 
-TABLE = [*GPTS, *BERTS, *ELECTRAS, *T5S, *VITS]
+TABLE = [*GPTS, *BERTS, *ELECTRAS, *ROBERTAS, *ALBERTS, *T5S, *VITS]
 ROWS = {row.name: row for row in TABLE}
 
 
