@@ -10,7 +10,7 @@ __all__ = ['N_CHARACTERS', 'window_pairs', 'SkipGram', 'negative_sampling_loss',
            'CharacterEmbedding', 'reading_order', 'ELMo', 'elmo_loss', 'Mix', 'slanted_triangular', 'layer_rates',
            'unfreeze', 'UlmfitClassifier']
 
-# %% ../nbs/08_contextual.ipynb #24d47be7
+# %% ../nbs/08_contextual.ipynb #cd5294aa
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from .decoding import Generates
 from .loss import cross_entropy
 from .recurrent import FusedRNN, start_well
 
-# %% ../nbs/08_contextual.ipynb #ee900cc5
+# %% ../nbs/08_contextual.ipynb #5fbc4fbf
 def window_pairs(
     ids: Int[Tensor, "t"], window: int, generator: torch.Generator | None = None
 ) -> Int[Tensor, "p 2"]:
@@ -48,7 +48,7 @@ def window_pairs(
         found.append(torch.stack([right, left], -1)[reach[gap:] >= gap])
     return torch.cat(found)
 
-# %% ../nbs/08_contextual.ipynb #7b99184d
+# %% ../nbs/08_contextual.ipynb #27605939
 class SkipGram(nn.Module):
     """A vector for each word, and another for it as somebody's neighbour (Mikolov et al. 2013b).
 
@@ -85,7 +85,7 @@ def negative_sampling_loss(scores: Float[Tensor, "b m"]) -> Float[Tensor, ""]:
     checks.require(scores.shape[1] > 1, "scores has no negatives: give two columns or more")
     return -(F.logsigmoid(scores[:, 0]) + F.logsigmoid(-scores[:, 1:]).sum(-1)).mean()
 
-# %% ../nbs/08_contextual.ipynb #2562749f
+# %% ../nbs/08_contextual.ipynb #e700f8dc
 def noise_distribution(
     counts: Float[Tensor, "v"] | Int[Tensor, "v"], power: float = 0.75
 ) -> Float[Tensor, "v"]:
@@ -107,7 +107,7 @@ def keep_probability(
     checks.within("(0, inf)", threshold=threshold)
     return (threshold * counts.sum() / counts).sqrt().clamp(max=1)
 
-# %% ../nbs/08_contextual.ipynb #9c1c87ed
+# %% ../nbs/08_contextual.ipynb #779ba74d
 def pointwise_mutual_information(pairs: Float[Tensor, "v c"]) -> Float[Tensor, "v c"]:
     """log P(w, c) / (P(w) P(c)) of counted pairs; -inf where a pair was never seen.
 
@@ -121,7 +121,7 @@ def pointwise_mutual_information(pairs: Float[Tensor, "v c"]) -> Float[Tensor, "
     )
     return (pairs * pairs.sum() / (words * contexts)).log()
 
-# %% ../nbs/08_contextual.ipynb #21cfa932
+# %% ../nbs/08_contextual.ipynb #3606d742
 def neighbours(
     vectors: Float[Tensor, "v d"],
     query: Float[Tensor, "d"],
@@ -142,7 +142,7 @@ def neighbours(
         cosines[torch.tensor([*leave_out], device=cosines.device)] = -torch.inf
     return tuple(cosines.topk(n))
 
-# %% ../nbs/08_contextual.ipynb #4b24dced
+# %% ../nbs/08_contextual.ipynb #34d36ce8
 def mean_pool(
     states: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]
 ) -> Float[Tensor, "b d"]:
@@ -172,7 +172,7 @@ def last_state(
     last = rearrange(torch.where(mask, position, 0).amax(1), "b -> b 1 1")
     return states.take_along_dim(last, 1)[:, 0].masked_fill(~mask.any(1, keepdim=True), 0.0)
 
-# %% ../nbs/08_contextual.ipynb #d74cc63f
+# %% ../nbs/08_contextual.ipynb #6de7f056
 class BagEncoder(nn.Module):
     """n vectors to 1: their mean, whatever their order (the CBOW of Mikolov et al. 2013a)."""
 
@@ -248,7 +248,7 @@ class TextClassifier(nn.Module):
         checks.ids(self.embedding.num_embeddings, ids=ids)
         return self.head(self.encoder(self.embedding(ids), mask))
 
-# %% ../nbs/08_contextual.ipynb #2e9a1f50
+# %% ../nbs/08_contextual.ipynb #9d4054dd
 class LockedDropout(nn.Module):
     """Dropout with one draw for a whole text: a feature is off at every position or at none.
 
@@ -291,7 +291,7 @@ class WeightDropLSTM(nn.Module):
         dropped = F.dropout(self.lstm.weight_hh_l0, self.dropout)
         return functional_call(self.lstm, {"weight_hh_l0": dropped}, (x, state))
 
-# %% ../nbs/08_contextual.ipynb #98798182
+# %% ../nbs/08_contextual.ipynb #8fbc3876
 @dataclass(frozen=True)
 class LSTMConfig:
     """Sizes of an `LSTMLanguageModel`: embedding and last layer are `d_model` wide, the layers between `d_hidden`.
@@ -327,7 +327,7 @@ class LSTMConfig:
         scaled = {f"dropout_{name}": times * p for name, p in dropouts.items()}
         return cls(vocab_size, **scaled | changes)
 
-# %% ../nbs/08_contextual.ipynb #465b2623
+# %% ../nbs/08_contextual.ipynb #508ecb40
 @dataclass(frozen=True)
 class LSTMState:
     """What an `LSTMLanguageModel` remembers of what it has read: (h, c) of each layer, `1 b d` each."""
@@ -442,7 +442,7 @@ class LSTMLanguageModel(Generates, nn.Module):
             state = self.step(word, state)[1].where(fed, state)
         return state, last[:, 0].to(ids)
 
-# %% ../nbs/08_contextual.ipynb #302db201
+# %% ../nbs/08_contextual.ipynb #36a8cf26
 def language_model_loss(
     model: LSTMLanguageModel, ids: Int[Tensor, "b n"], asked: Bool[Tensor, "b n"]
 ) -> Float[Tensor, ""]:
@@ -464,7 +464,7 @@ def read_and_repeat(
     twice = [[*row, end_id, *row, end_id] for row in rows]
     return twice, [[False] * (len(row) + 1) + [True] * (len(row) + 1) for row in rows]
 
-# %% ../nbs/08_contextual.ipynb #6f602411
+# %% ../nbs/08_contextual.ipynb #5f0c1003
 N_CHARACTERS = 262  # padding, 256 bytes, begin and end of sentence, begin and end of word, and one unused
 _BEGIN_WORD, _END_WORD = 259, 260
 
@@ -481,7 +481,7 @@ def spell(words: Sequence[str], max_chars: int = 50) -> Int[Tensor, "w l"]:
     padded = [spelled + [0] * (max_chars - len(spelled)) for spelled in marked]
     return torch.tensor(padded, dtype=torch.long).unflatten(0, (len(words),))
 
-# %% ../nbs/08_contextual.ipynb #ec31a958
+# %% ../nbs/08_contextual.ipynb #586df5ac
 @dataclass(frozen=True)
 class ElmoConfig:
     """Sizes of an `ELMo`: two stacks of `n_layers` LSTMs, `d_hidden` wide within and `d_model` outside.
@@ -522,7 +522,7 @@ class ElmoConfig:
             vocab_size, **dict(d_model=128, d_hidden=1024, n_highways=1) | changes
         )
 
-# %% ../nbs/08_contextual.ipynb #cb3061d8
+# %% ../nbs/08_contextual.ipynb #25affdc6
 class CharacterEmbedding(nn.Module):
     """Spelling to vector: filters over characters, the largest answer of each, highway layers (Kim et al. 2016).
 
@@ -561,7 +561,7 @@ class CharacterEmbedding(nn.Module):
             x = carry * x + (1 - carry) * F.relu(new)
         return rearrange(self.project(x)[which], "(b n) d -> b n d", b=len(words))
 
-# %% ../nbs/08_contextual.ipynb #2d2a9ffa
+# %% ../nbs/08_contextual.ipynb #155ded76
 def reading_order(mask: Bool[Tensor, "b n"], backward: bool = False) -> Int[Tensor, "b n"]:
     """Positions of each row's real tokens from the first to the last, or with `backward` from the last to the first.
 
@@ -653,7 +653,7 @@ def elmo_loss(
     forward = cross_entropy(after[:, :-1], ids[:, 1:], both)
     return (forward + cross_entropy(before[:, 1:], ids[:, :-1], both)) / 2
 
-# %% ../nbs/08_contextual.ipynb #e2b3d044
+# %% ../nbs/08_contextual.ipynb #9e0a6581
 class Mix(nn.Module):
     """γ Σⱼ sⱼ hⱼ over layers, with s a softmax: what a task takes from a pretrained model (Peters et al. 2018, equation 2).
 
@@ -683,7 +683,7 @@ class Mix(nn.Module):
             self.shares, torch.stack([*states]), "l, l b n d -> b n d"
         )
 
-# %% ../nbs/08_contextual.ipynb #db329f57
+# %% ../nbs/08_contextual.ipynb #513b6232
 def slanted_triangular(t: int, steps: int, warmup: int, ratio: float = 32) -> float:
     """The share of the greatest rate at update t: up over `warmup` updates, then down, both in straight lines.
 
@@ -717,7 +717,7 @@ def unfreeze(model: nn.Module, parts: Sequence[str], n: int) -> None:
     for name, p in model.named_parameters():
         p.requires_grad_(any(f"{name}.".startswith(f"{part}.") for part in free))
 
-# %% ../nbs/08_contextual.ipynb #0ddfdbfe
+# %% ../nbs/08_contextual.ipynb #732c8d5b
 class UlmfitClassifier(nn.Module):
     """A pretrained language model, and two layers on [last; max; mean] of its states (Howard and Ruder 2018, section 3.3).
 
