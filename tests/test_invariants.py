@@ -36,6 +36,7 @@ from annotated_nlp.bert_family import (
     XLNet,
     XLNetConfig,
 )
+from annotated_nlp.contextual import LSTMConfig, LSTMLanguageModel
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -86,6 +87,12 @@ def loud(model):
 def gpt_(kind):
     sizes = dict(vocab_size=V, d_model=32, n_heads=4, n_layers=2, max_len=24, dropout=0.0)
     return lambda **changes: loud(GPT(kind(**sizes | changes)))
+
+
+def awd_lstm_(dropout=0.0, **changes):
+    kinds = dict.fromkeys(("words", "input", "weights", "hidden", "output"), dropout)
+    sizes = dict(vocab_size=V, d_model=16, d_hidden=24, n_layers=2) | {f"dropout_{kind}": p for kind, p in kinds.items()}
+    return LSTMLanguageModel(LSTMConfig(**sizes | changes))
 
 
 def reader_(model, config, **settings):
@@ -153,6 +160,7 @@ MODELS = [
     rnn("seq2seq-attention", seq2seq_(dot_product_attention)),
     writer("gpt1", gpt_(GPTConfig.gpt1)),
     writer("gpt2", gpt_(GPTConfig.gpt2)),
+    writer("awd-lstm", awd_lstm_, start=lambda model, x: model.start(len(x["ids"])), compiles=False),
     Case("bert", reader_(BertForMaskedLM, BertConfig), "text", unordered=True),
     Case("roberta", reader_(RobertaForMaskedLM, RobertaConfig, max_len=26), "text", unordered=True),
     Case("albert", reader_(AlbertForMaskedLM, AlbertConfig, d_embedding=24), "text", unordered=True),
