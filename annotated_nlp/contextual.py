@@ -11,12 +11,12 @@ __all__ = ['N_CHARACTERS', 'window_pairs', 'SkipGram', 'negative_sampling_loss',
            'unfreeze', 'UlmfitClassifier']
 
 # %% ../nbs/08_contextual.ipynb #cd5294aa
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange, reduce, repeat
+from einops import einsum, rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -644,7 +644,7 @@ def elmo_loss(
     ids: Int[Tensor, "b n"],
     mask: Bool[Tensor, "b n"],
 ) -> Float[Tensor, ""]:
-    """Half of equation 1 of Peters et al. 2018: the mean cross-entropy of both directions, in nats a word.
+    """The mean cross-entropy of both directions, in nats a word: half of the objective of Peters et al. 2018, section 3.1.
 
     `ids` are the words in the output layer's vocabulary. Padding must stand at one end.
     """
@@ -655,7 +655,7 @@ def elmo_loss(
 
 # %% ../nbs/08_contextual.ipynb #9e0a6581
 class Mix(nn.Module):
-    """γ Σⱼ sⱼ hⱼ over layers, with s a softmax: what a task takes from a pretrained model (Peters et al. 2018, equation 2).
+    """γ Σⱼ sⱼ hⱼ over layers, with s a softmax: what a task takes from a pretrained model (Peters et al. 2018, equation 1).
 
     Begins as the plain mean. `n_layers` counts the embedding too.
     """
