@@ -44,7 +44,7 @@ ENCODER, DECODER = 2 + 2, 2 + 3 + 2
 HEADS = [Case(f"bert-{head.__name__[7:]}", bert_(head), "text")
          for head in (BertForPreTraining, BertForSequenceClassification)]
 # DeBERTa's decoder uses a block again, and XLNet keeps its matrices head by head, as its files do
-OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "deberta-decoder", "xlnet"
+OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "awd-lstm", "deberta-decoder", "xlnet"
 CASES = {case.name: case for case in MODELS + HEADS if case.name not in OTHERS}
 PRODUCTS = {
     "transformer": Products(ENCODER + DECODER, 1), "transformer-modern": Products(ENCODER + DECODER, 1),
