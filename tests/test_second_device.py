@@ -481,12 +481,15 @@ gpt_ = prompts(lambda: GPT(GPTConfig(**WORDS | LONG)))
 prefix_ = prompts(lambda: GPT(GPTConfig(**WORDS | LONG, prefix_lm=True)))
 t5_ = prompts(lambda: T5(t5))
 transformer_ = prompts(lambda: Transformer(TransformerConfig(src_vocab_size=V, tgt_vocab_size=V, d_ff=24, **SIZES | LONG)))
-stepping_, BY_NAME = [case for case in MODELS if case.start], {case.name: case for case in MODELS}
+# the LSTM begins with a number of rows, and generates below
+stepping_ = [case for case in MODELS if case.start and case.name != "awd-lstm"]
+BY_NAME = {case.name: case for case in MODELS}
 WRITING = [
     *(Writing(f"{case.name}, greedy", stepper(case), from_start(decoding.greedy)) for case in stepping_),
     *(Writing(f"{case.name}, beam", stepper(case), from_start(decoding.beam_search, beam=3), 1) for case in stepping_),
     Writing("recurrent, sample", stepper(BY_NAME["seq2seq-gru"]), from_start(decoding.sample, **FILTERS)),
     Writing("gpt", gpt_, generate(), None),
+    Writing("awd-lstm", prompts(lambda: made(BY_NAME["awd-lstm"], "cpu")), generate(lengths=True, stop_id=RARE)),
     Writing("gpt, stop", gpt_, generate(stop_id=RARE)),
     Writing("gpt, sample", gpt_, generate(**FILTERS), None),
     Writing("gpt, lengths", gpt_, generate(lengths=True, stop_id=RARE)),
