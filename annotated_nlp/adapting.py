@@ -6,7 +6,7 @@
 __all__ = ['trainable', 'freeze', 'bitfit', 'Matrix', 'matrices', 'LoRA', 'lora', 'attach', 'loras', 'detach', 'merge',
            'side_by_side', 'Adapter', 'adapters', 'Prefix', 'prefixes', 'Prompt', 'prompts']
 
-# %% ../nbs/16_adapting.ipynb #b58c4b2d
+# %% ../nbs/16_adapting.ipynb #b867f862
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import checks
 from .attention import SelfAttention
 
-# %% ../nbs/16_adapting.ipynb #9ed97114
+# %% ../nbs/16_adapting.ipynb #8eb687b1
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training would change, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -39,7 +39,7 @@ def freeze(model: nn.Module, keep: Sequence[str] = ()) -> nn.Module:
         p.requires_grad_(any(f"{name}.".startswith(f"{words}.") for words in keep))
     return model
 
-# %% ../nbs/16_adapting.ipynb #d51bfccd
+# %% ../nbs/16_adapting.ipynb #018fb4b9
 def bitfit(model: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
     """Train the biases, and what `keep` names (Ben Zaken et al. 2022, section 3); changes and gives the model.
 
@@ -54,7 +54,7 @@ def bitfit(model: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
         p.requires_grad_()
     return model
 
-# %% ../nbs/16_adapting.ipynb #eb28b8fc
+# %% ../nbs/16_adapting.ipynb #1136284b
 class Matrix(NamedTuple):
     """A linear layer whose rows are `n` matrices of one size below each other, and which of these are meant."""
 
@@ -96,7 +96,7 @@ def matrices(model: nn.Module, targets: Sequence[str]) -> dict[str, Matrix]:
         )
     return found
 
-# %% ../nbs/16_adapting.ipynb #f798d3b2
+# %% ../nbs/16_adapting.ipynb #a88f20b5
 class LoRA(nn.Module):
     """W x + α/r · B A x, for some of the equal parts of the rows of W (Hu et al. 2022, equation 3).
 
@@ -135,7 +135,7 @@ class LoRA(nn.Module):
         y = y.index_add(-2, parts, change.to(y.dtype), alpha=self.scale)
         return rearrange(y, "... n o -> ... (n o)")
 
-# %% ../nbs/16_adapting.ipynb #c658cb4b
+# %% ../nbs/16_adapting.ipynb #7441c8ce
 def lora(
     model: nn.Module,
     rank: int,
@@ -152,7 +152,10 @@ def lora(
     """
     checks.without(model, LoRA)
     found = matrices(model, targets)
-    changes = {name: LoRA(matrix, rank, alpha or rank) for name, matrix in found.items()}
+    changes = {
+        name: LoRA(matrix, rank, rank if alpha is None else alpha)
+        for name, matrix in found.items()
+    }
     freeze(model, keep)
     return attach(model, changes)
 
@@ -186,7 +189,7 @@ def loras(model: nn.Module) -> dict[str, LoRA]:
     )
     return found
 
-
+# %% ../nbs/16_adapting.ipynb #cdd9da26
 def detach(model: nn.Module) -> dict[str, LoRA]:
     """Take LoRA off, which leaves the trunk as it was; gives what was taken off, as `loras` does.
 
@@ -212,7 +215,7 @@ def merge(model: nn.Module) -> nn.Module:
         weight.copy_(change(units, weight.T).T)
     return model
 
-# %% ../nbs/16_adapting.ipynb #0fc40251
+# %% ../nbs/16_adapting.ipynb #02da0aa7
 @contextmanager
 def side_by_side(
     model: nn.Module, tasks: Sequence[Mapping[str, LoRA]], rows: Int[Tensor, "b"]
@@ -222,7 +225,11 @@ def side_by_side(
     `tasks` are what `detach` gave, all for the same layers and of one rank. Raises ValueError if they
     aren't, and for rows that name no task.
     """
-    checks.tokens(len(tasks), **{f"rows[{i}]": row for i, row in enumerate(rows.tolist())})
+    for row in rows.tolist():
+        checks.require(
+            0 <= row < len(tasks),
+            f"rows names task {row} of {len(tasks)}: give numbers from 0 to {len(tasks) - 1}",
+        )
     shapes = [
         {name: (x.scale, x.parts, x.lora_A.shape) for name, x in t.items()} for t in tasks
     ]
@@ -234,6 +241,10 @@ def side_by_side(
     def change(
         layer: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str
     ) -> Tensor:
+        checks.require(
+            len(rows) == len(output),
+            f"rows has {len(rows)} entries and the batch {len(output)}: give one for each row",
+        )
         first = tasks[0][name]
         a, b = (
             torch.stack([getattr(task[name], x) for task in tasks])[rows]
@@ -248,7 +259,7 @@ def side_by_side(
             hooks.callback(model.get_submodule(name).register_forward_hook(hook).remove)
         yield
 
-# %% ../nbs/16_adapting.ipynb #a1973c2b
+# %% ../nbs/16_adapting.ipynb #abc5b64d
 class Adapter(nn.Module):
     """x + up(gelu(down(x))), with `width` numbers in the middle (Houlsby et al. 2019, figure 2).
 
@@ -296,7 +307,7 @@ def adapters(
 def _adapted(layer: nn.Linear, inputs: tuple, output: Tensor) -> Tensor:
     return layer.adapter(output)
 
-# %% ../nbs/16_adapting.ipynb #d2d2ffa5
+# %% ../nbs/16_adapting.ipynb #d021de16
 class Prefix(nn.Module):
     """Keys and values of `n` positions in front of every text, h n k each (Li and Liang 2021, section 4.2)."""
 
@@ -349,7 +360,7 @@ def prefixes(model: nn.Module, n: int, *, keep: Sequence[str] = ()) -> nn.Module
         attention.mix = partial(attention.prefix.mix, attention.mix)
     return model
 
-# %% ../nbs/16_adapting.ipynb #e3d409f0
+# %% ../nbs/16_adapting.ipynb #3c305633
 # What stands beside the ids of a text, and what it is at a prompt's positions.
 _BESIDE = dict(mask=1, src_mask=1, attention_mask=1, segments=0, token_type_ids=0)
 

@@ -531,6 +531,7 @@ refused_calls = refused(
         (lambda: lora(bert(), 0), ["rank=0"]),
         (lambda: lora(bert(), 99), ["rank=99", "24 x 24"]),
         (lambda: lora(bert(), 2, alpha=-1), ["alpha=-1"]),
+        (lambda: lora(bert(), 2, alpha=0), ["alpha=0"]),
         (lambda: lora(bert(), 2, targets=["nothing"]), ["'nothing'", "query_key_value"]),
         (lambda: lora(bert(), 2, targets=["norm"]), ["LayerNorm", "nn.Linear"]),
         (lambda: lora(bert(), 2, keep=["head"]), ["'head'", "classifier"]),
@@ -545,17 +546,19 @@ refused_calls = refused(
         (lambda: prompts(prompts(bert(), 2), 2), ["Prompt already"]),
         (lambda: prompts(gpt(), 2).generate(ids(), 2), ["generate", "prefixes"]),
         (lambda: prompts(gpt(), 30)(ids()), ["37", "32"]),
-        (lambda: tasks_of_two_ranks(), ["tasks differ", "rank"]),
+        (lambda: served([1, 2], [0, 1, 0]), ["tasks differ", "rank"]),
+        (lambda: served([2, 2], [0, 2, 0]), ["task 2 of 2"]),
+        (lambda: served([2, 2], [0, 1]), ["2 entries", "3", "rows"]),
     ],
     or_else="call|build|take|use|stands|longer|at most",
 )
 
 
-def tasks_of_two_ranks():
+def served(ranks, rows):
     model = bert()
-    tasks = [detach(lora(model, rank)) for rank in (1, 2)]
-    with side_by_side(model, tasks, torch.tensor([0, 1])):
-        pass
+    tasks = [detach(lora(model, rank)) for rank in ranks]
+    with side_by_side(model, tasks, torch.tensor(rows)):
+        model(ids())
 
 
 test_refused_calls = refused_calls
