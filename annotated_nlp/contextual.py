@@ -23,7 +23,8 @@ from .encoders import ConvolutionEncoder, ElmoConfig, LockedDropout, LSTMState  
 from .encoders import RecurrentEncoder, SkipGram, TextClassifier  # noqa: F401
 from .encoders import keep_probability, last_state, max_pool, mean_pool  # noqa: F401
 from .encoders import negative_sampling_loss, neighbours, noise_distribution  # noqa: F401
-from .encoders import WeightDropLSTM, pointwise_mutual_information, spell, window_pairs  # noqa: F401
+from .encoders import WeightDropLSTM, pointwise_mutual_information  # noqa: F401
+from .encoders import spell, window_pairs  # noqa: F401
 from .loss import cross_entropy
 from .recurrent import start_well
 
