@@ -6,7 +6,7 @@
 __all__ = ['N_CHARACTERS', 'window_pairs', 'SkipGram', 'negative_sampling_loss', 'noise_distribution', 'keep_probability',
            'pointwise_mutual_information', 'neighbours', 'mean_pool', 'max_pool', 'last_state', 'BagEncoder',
            'ConvolutionEncoder', 'RecurrentEncoder', 'TextClassifier', 'spell', 'ElmoConfig', 'CharacterEmbedding',
-           'LockedDropout', 'WeightDropLSTM', 'LSTMState']
+           'LockedDropout', 'WeightDropLSTM', 'LSTMConfig', 'LSTMState']
 
 # %% ../nbs/encoders.ipynb #c9f8a2fe
 from collections.abc import Sequence
@@ -383,6 +383,42 @@ class WeightDropLSTM(nn.Module):
             return self.lstm(x, state)
         dropped = F.dropout(self.lstm.weight_hh_l0, self.dropout)
         return functional_call(self.lstm, {"weight_hh_l0": dropped}, (x, state))
+
+# %% ../nbs/encoders.ipynb #47bfd17e
+@dataclass(frozen=True)
+class LSTMConfig:
+    """Sizes of an `LSTMLanguageModel`: embedding and last layer are `d_model` wide, the layers between `d_hidden`.
+
+    The dropouts, in the order of the way through the model: whole words of the embedding, its
+    features, recurrent weights, features between layers and after the last.
+    """
+
+    vocab_size: int
+    d_model: int = 400
+    d_hidden: int = 1150
+    n_layers: int = 3
+    dropout_words: float = 0.0
+    dropout_input: float = 0.0
+    dropout_weights: float = 0.0
+    dropout_hidden: float = 0.0
+    dropout_output: float = 0.0
+
+    def __post_init__(self):
+        checks.sizes(self, "vocab_size d_model d_hidden n_layers")
+        names = ("words", "input", "weights", "hidden", "output")
+        checks.within(
+            "[0, 1)",
+            **{f"dropout_{name}": getattr(self, f"dropout_{name}") for name in names},
+        )
+
+    @classmethod
+    def ulmfit(
+        cls, vocab_size: int = 30_000, times: float = 1.0, **changes
+    ) -> "LSTMConfig":
+        """Howard and Ruder 2018, section 4.1; all dropouts `times` the paper's."""
+        dropouts = dict(words=0.05, input=0.4, weights=0.5, hidden=0.3, output=0.4)
+        scaled = {f"dropout_{name}": times * p for name, p in dropouts.items()}
+        return cls(vocab_size, **scaled | changes)
 
 # %% ../nbs/encoders.ipynb #b76d0ea0
 @dataclass(frozen=True)
