@@ -12,7 +12,7 @@ __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 
            'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra', 'beginnings',
            'factors', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise',
            'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid',
-           'two_heads', 'square_maps', 'arms', 'claim']
+           'two_heads', 'square_maps', 'without', 'adapter', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #5dc9b271
 import math
@@ -996,6 +996,51 @@ def square_maps(maps: Sequence[Tensor]) -> None:
     ):
         raise ValueError(
             f"maps have the shapes {shapes}; all must be (b, h, n, n) with one n"
+        )
+
+# %% ../nbs/checks.ipynb #fbe70657
+def without(model: torch.nn.Module, kind: type) -> None:
+    """Refuse a model that holds a module of a kind that it may have once."""
+    if any(isinstance(module, kind) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has {kind.__name__} already: take a fresh model, or take it off first"
+        )
+
+
+def adapter(
+    where: Any,
+    model: torch.nn.Module,
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+    kept: Mapping[str, Tensor],
+    sums: Mapping[str, float],
+) -> None:
+    """Refuse an adapter that was made for another model.
+
+    `pairs` are the factors A and B for each linear layer, `kept` whole parameters, `sums` those of the
+    layers' weights.
+    """
+    layers, own, wrong = dict(model.named_modules()), dict(model.named_parameters()), []
+    for name, (a, b) in pairs.items():
+        layer, shape = layers.get(name), (b.shape[0], a.shape[1])
+        if not isinstance(layer, torch.nn.Linear):
+            wrong.append(f"{name} is no linear layer here")
+        elif tuple(layer.weight.shape) != shape:
+            wrong.append(f"{name} is {tuple(layer.weight.shape)} here and was {shape}")
+        elif name in sums:
+            weight = layer.weight.detach().double()
+            if abs(weight.sum() - sums[name]) > 0.01 * weight.norm():
+                wrong.append(
+                    f"the weights of {name} sum to {weight.sum():.4g} here and summed to {sums[name]:.4g}"
+                )
+    for name, x in kept.items():
+        shape = tuple(own[name].shape) if name in own else "missing"
+        if shape != tuple(x.shape):
+            wrong.append(f"{name} is {shape} here and was {tuple(x.shape)}")
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(
+            f"{where} was made for another model than this {type(model).__name__}: {'; '.join(wrong[:3])}{more}. "
+            "Give the model that it was trained on"
         )
 
 # %% ../nbs/checks.ipynb #7b1c0e42

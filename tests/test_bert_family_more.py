@@ -19,8 +19,8 @@ from annotated_nlp.bert_family import (
     DebertaForPreTraining,
     XLNet,
     XLNetConfig,
-    hashes,
 )
+from annotated_nlp.bert_relatives import hashes
 
 
 @pytest.fixture(autouse=True)
