@@ -45,11 +45,11 @@ def bitfit(model: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
 
     Raises ValueError for a model without biases, and for names in `keep` that it doesn't have.
     """
-    freeze(model, keep)
     biases = [p for name, p in model.named_parameters() if f".{name}".endswith(".bias")]
     checks.require(
         biases, f"{type(model).__name__} has no biases to train: try lora(model, rank)"
     )
+    freeze(model, keep)
     for p in biases:
         p.requires_grad_()
     return model
@@ -293,13 +293,16 @@ def adapters(
     """
     found = matrices(model, targets)
     checks.without(model, Adapter)
+    new = {
+        layer: Adapter(layer.out_features, width).to(layer.weight)
+        for layer, *_ in found.values()
+    }
     freeze(model, keep)
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             module.requires_grad_()
-    for layer, *_ in found.values():
-        where = dict(device=layer.weight.device, dtype=layer.weight.dtype)
-        layer.adapter = Adapter(layer.out_features, width).to(**where)
+    for layer, adapter in new.items():
+        layer.adapter = adapter
         layer.register_forward_hook(_adapted)
     return model
 
@@ -415,13 +418,19 @@ def prompts(model: nn.Module, n: int, *, keep: Sequence[str] = ()) -> nn.Module:
 
     Lester et al. 2021. They begin as the vectors of random tokens. The model is called as before, with ids first;
     what it gives for each position, it gives for the prompt's too, in front. `keep` as in `freeze`. Raises ValueError
-    for a model without embedding, or one that has a prompt already.
+    for a model without embedding, one with fewer than `n` tokens, or one that has a prompt already.
     """
     checks.integers(n=n)
     embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
     checks.require(
         embedding,
         f"{type(model).__name__} has no nn.Embedding: a prompt stands among tokens",
+    )
+    most = embedding.num_embeddings
+    checks.require(
+        n <= most,
+        f"n={n}: a prompt begins as the vectors of {n} different tokens, and there are {most}; "
+        "choose a smaller one",
     )
     checks.without(model, Prompt)
     freeze(model, keep)

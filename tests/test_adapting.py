@@ -544,6 +544,7 @@ refused_calls = refused(
         (lambda: prefixes(prefixes(bert(), 2), 2), ["Prefix already"]),
         (lambda: prompts(nn.Linear(2, 2), 2), ["no nn.Embedding"]),
         (lambda: prompts(prompts(bert(), 2), 2), ["Prompt already"]),
+        (lambda: prompts(bert(), 999), ["n=999", "different tokens"]),
         (lambda: prompts(gpt(), 2).generate(ids(), 2), ["generate", "prefixes"]),
         (lambda: prompts(gpt(), 30)(ids()), ["37", "32"]),
         (lambda: served([1, 2], [0, 1, 0]), ["tasks differ", "rank"]),
@@ -552,6 +553,19 @@ refused_calls = refused(
     ],
     or_else="call|build|take|use|stands|longer|at most",
 )
+
+
+@pytest.mark.parametrize("call", [
+    lambda model: lora(model, 99), lambda model: lora(model, 2, keep=["head"]), lambda model: adapters(model, 0),
+    lambda model: adapters(model, 2, targets=["norm"]), lambda model: prompts(model, 999), lambda model: prefixes(model, 0),
+])
+def test_a_refused_call_leaves_the_model_alone(call, unchecked):
+    model = bert()
+    before, names = {*trainable(model)}, [name for name, _ in model.named_modules()]
+    with pytest.raises(ValueError):
+        call(model)
+    assert {*trainable(model)} == before and [name for name, _ in model.named_modules()] == names
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def served(ranks, rows):
