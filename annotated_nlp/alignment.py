@@ -6,8 +6,9 @@
 __all__ = ['count_neighbours', 'count_vectors', 'centred', 'least_squares', 'procrustes', 'csls', 'mutual', 'Aligned', 'align',
            'answered']
 
-# %% ../nbs/20_alignment.ipynb #932a448f
+# %% ../nbs/20_alignment.ipynb #d65c8533
 from collections.abc import Collection, Mapping
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 
-# %% ../nbs/20_alignment.ipynb #c24c7fc0
+# %% ../nbs/20_alignment.ipynb #437ce7c9
 def count_neighbours(
     ids: Int[Tensor, "n"], vocab_size: int, window: int = 5
 ) -> Float[Tensor, "v v"]:
@@ -28,9 +29,7 @@ def count_neighbours(
     negative ids.
     """
     checks.integers(vocab_size=vocab_size, window=window)
-    checks.require(
-        (ids >= 0).all(), "ids must not be negative: give unknown words vocab_size"
-    )
+    checks.require((ids >= 0).all(), "ids must not be negative: give unknown words vocab_size")
     ids, v = ids.clamp(max=vocab_size), vocab_size + 1
     counts = torch.zeros(v * v, device=ids.device)
     for gap in range(1, min(window, len(ids) - 1) + 1):
@@ -40,7 +39,7 @@ def count_neighbours(
 
 
 def count_vectors(
-    counts: Float[Tensor, "v v"], d_model: int = 100, smoothing: float = 0.75
+    counts: Float[Tensor, "v v"], d_model: int = 100, smoothing: Real = 0.75
 ) -> Float[Tensor, "v d"]:
     """Vectors of words from counted pairs: a factor of their positive pointwise mutual information.
 
@@ -51,10 +50,11 @@ def count_vectors(
     checks.integers(d_model=d_model)
     checks.within("(0, 1]", smoothing=smoothing)
     checks.require((counts >= 0).all(), "counts must not be negative")
-    checks.require(counts.any(1).all(), "a word has no neighbours in counts: leave it out")
     checks.require(
-        d_model <= len(counts),
-        f"d_model={d_model} is more than {len(counts)} words can have",
+        counts.any(1).all(), "a word has no neighbours in counts: drop it"
+    )
+    checks.require(
+        d_model <= len(counts), f"d_model={d_model} is more than {len(counts)} words can have: choose a smaller one"
     )
     chance = reduce(counts, "w c -> c", "sum") ** smoothing
     of_word = counts / reduce(counts, "w c -> w 1", "sum")
@@ -63,13 +63,13 @@ def count_vectors(
     u, s, _ = torch.svd_lowrank(information, min(d_model + 20, len(counts)), niter=4)
     return u[:, :d_model] * s[:d_model].sqrt()
 
-# %% ../nbs/20_alignment.ipynb #ceb618e0
+# %% ../nbs/20_alignment.ipynb #450eb87e
 def centred(vectors: Float[Tensor, "v d"]) -> Float[Tensor, "v d"]:
     """Vectors of length one whose cloud lies around zero: scaled, shifted and scaled again.
 
     Artetxe, Labaka and Agirre 2018, section 3.1. Raises ValueError for a vector of zeros.
     """
-    checks.require(vectors.any(1).all(), "vectors has a row of zeros: leave that word out")
+    checks.require(vectors.any(1).all(), "vectors has a row of zeros: drop that word")
     vectors = F.normalize(vectors, dim=1)
     return F.normalize(vectors - reduce(vectors, "v d -> d", "mean"), dim=1)
 
@@ -89,7 +89,7 @@ def procrustes(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor
     u, _, v = torch.linalg.svd(einsum(x, y, "n d, n e -> d e"))
     return u @ v
 
-# %% ../nbs/20_alignment.ipynb #97f9b685
+# %% ../nbs/20_alignment.ipynb #f6b1700f
 def csls(
     queries: Float[Tensor, "q d"], keys: Float[Tensor, "m d"], k: int = 10
 ) -> Float[Tensor, "q m"]:
@@ -99,9 +99,7 @@ def csls(
     them are taken.
     """
     checks.integers(k=k)
-    cosines = F.normalize(queries, dim=1) @ rearrange(
-        F.normalize(keys, dim=1), "m d -> d m"
-    )
+    cosines = F.normalize(queries, dim=1) @ rearrange(F.normalize(keys, dim=1), "m d -> d m")
     of_query = cosines.topk(min(k, len(keys)), dim=1).values
     of_key = cosines.topk(min(k, len(queries)), dim=0).values
     return (
@@ -118,7 +116,7 @@ def mutual(scores: Float[Tensor, "q m"]) -> Int[Tensor, "n 2"]:
     queries = queries[back[there] == queries]
     return torch.stack([queries, there[queries]], 1)
 
-# %% ../nbs/20_alignment.ipynb #b7abd55d
+# %% ../nbs/20_alignment.ipynb #afb2eee4
 class Aligned(NamedTuple):
     """The rotation of x, the scores of its words with those of y, and the number of pairs of each round."""
 
@@ -145,7 +143,7 @@ def align(
         numbers = seeds[:, side]
         checks.require(
             0 <= numbers.min() and numbers.max() < rows,
-            f"seeds names rows {numbers.min()} to {numbers.max()} of {rows} in {'xy'[side]}",
+            f"seeds names rows {numbers.min()} to {numbers.max()} of {rows} in {'xy'[side]}: give numbers below {rows}",
         )
     used = []
     for _ in range(rounds + 1):
@@ -167,9 +165,7 @@ def answered(
     """
     checks.integers(n=n)
     checks.require(
-        n <= scores.shape[1], f"n={n} answers are more than {scores.shape[1]} words"
+        n <= scores.shape[1], f"n={n} answers are more than {scores.shape[1]} words: choose a smaller n"
     )
     best = scores[list(answers)].topk(n).indices.tolist()
-    return torch.tensor(
-        [not set(row).isdisjoint(of) for row, of in zip(best, answers.values())]
-    )
+    return torch.tensor([not set(row).isdisjoint(of) for row, of in zip(best, answers.values())])
