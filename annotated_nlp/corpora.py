@@ -319,7 +319,7 @@ TRANSLATIONS = {  # language: the wheel's sign for the version, and its name
     "ru": ("r", "Synodal translation, 1876"),
     "tl": ("f", "Ang Biblia, 1905"),
 }
-_ELSEWHERE = re.compile(r"\(\d+[:-]\d+\)")  # a verse's number in the version's own count
+_ELSEWHERE = re.compile(r"\(\d+[:-]\d+b?\)?")  # a verse's number in the version's own count
 
 
 @functools.lru_cache
