@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['pad', 'Batch', 'collate_pairs', 'row_length', 'batches', 'draws', 'forever', 'CATALOGS', 'HUB', 'SPLITS', 'Corpus',
-           'Entailment', 'Image', 'Labelled', 'NumberPair', 'Pair', 'Question', 'Sense', 'Tagged', 'Translated',
-           'bytecode_pairs', 'docstring_names', 'fashion_mnist', 'handwritten_digits', 'hub', 'interface_strings',
-           'letters', 'movie_reviews', 'number_words', 'python_code', 'python_prose', 'review_sentences', 'senses',
-           'split_sentences', 'translated_strings', 'verses']
+           'Entailment', 'Image', 'Labelled', 'Multilingual', 'NumberPair', 'Pair', 'Question', 'Sense', 'Tagged',
+           'Translated', 'bytecode_pairs', 'docstring_names', 'fashion_mnist', 'handwritten_digits', 'hub',
+           'interface_strings', 'letters', 'movie_reviews', 'multilingual_verses', 'number_words', 'python_code',
+           'python_prose', 'review_sentences', 'senses', 'split_sentences', 'translated_strings', 'verses']
 
 # %% ../nbs/01_data.ipynb #ac4aebf8
 import functools
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from . import checks
 from .loaders import CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled
-from .loaders import NumberPair, Pair, Question, Sense, Tagged, Translated
-from .loaders import bytecode_pairs, docstring_names, fashion_mnist
+from .loaders import Multilingual, NumberPair, Pair, Question, Sense, Tagged
+from .loaders import Translated, bytecode_pairs, docstring_names, fashion_mnist
 from .loaders import handwritten_digits, hub, interface_strings, letters
-from .loaders import movie_reviews, number_words, python_code, python_prose
-from .loaders import ranks, review_sentences, senses, split_sentences
-from .loaders import translated_strings, verses
+from .loaders import movie_reviews, multilingual_verses, number_words
+from .loaders import python_code, python_prose, ranks, review_sentences, senses
+from .loaders import split_sentences, translated_strings, verses
 
 # %% ../nbs/01_data.ipynb #643e1f20
 def pad(
@@ -169,9 +169,9 @@ def forever(batches: Iterable) -> Iterator:
 
 # %% ../nbs/01_data.ipynb #3511c7dc
 _all_ = [
-    CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled, NumberPair, Pair, Question,
-    Sense, Tagged, Translated, bytecode_pairs, docstring_names, fashion_mnist,
-    handwritten_digits, hub, interface_strings, letters, movie_reviews, number_words,
-    python_code, python_prose, review_sentences, senses, split_sentences,
+    CATALOGS, HUB, SPLITS, Corpus, Entailment, Image, Labelled, Multilingual, NumberPair, Pair,
+    Question, Sense, Tagged, Translated, bytecode_pairs, docstring_names, fashion_mnist,
+    handwritten_digits, hub, interface_strings, letters, movie_reviews, multilingual_verses,
+    number_words, python_code, python_prose, review_sentences, senses, split_sentences,
     translated_strings, verses,
 ]  # fmt: skip
