@@ -204,9 +204,7 @@ def pack_bits(codes: Int[Tensor, "*b n"], bits: int) -> Int[Tensor, "*b m"]:
 
 def unpack_bits(packed: Int[Tensor, "*b m"], bits: int) -> Int[Tensor, "*b n"]:
     """The codes that `pack_bits` was given."""
-    planes = torch.arange(bits, device=packed.device)
-    places = torch.arange(8, device=packed.device)
-    by_plane = rearrange(packed, "... (m p) -> ... m p 1", p=bits)
-    ones = (by_plane >> places).to(torch.int32) & 1
-    codes = reduce(ones << rearrange(planes, "p -> p 1"), "... m p e -> ... m e", "sum")
-    return rearrange(codes, "... m e -> ... (m e)")
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    planes = rearrange(packed, "... (m p) -> p ... m 1", p=bits)
+    codes = sum(((plane >> places) & 1) << i for i, plane in enumerate(planes))
+    return rearrange(codes, "... m e -> ... (m e)").int()

@@ -184,18 +184,18 @@ class Integers(Compact):
         """x W^T + b; of whole rows of 8 bits by integers, with x rounded to 8 bits."""
         if self.bits < 8 or self.scale.shape[1] > 1:
             return super().product(x, bias)
-        step = x.detach().abs().amax(-1, keepdim=True) / 127
-        codes = (x / step.clamp(min=torch.finfo(x.dtype).tiny)).round()
-        needs = torch.is_grad_enabled() and (
-            x.requires_grad or bias is not None and bias.requires_grad
-        )
-        if needs or x.device.type != "cpu":
-            straight = (codes * step).detach() + (x - x.detach())
+        step = x.detach().abs().amax(-1, keepdim=True)
+        step = step.clamp(min=torch.finfo(x.dtype).tiny) / 127
+        codes = (x.detach() / step).round()
+        learns = x.requires_grad or bias is not None and bias.requires_grad
+        if learns and torch.is_grad_enabled() or x.device.type != "cpu":
+            straight = codes * step + (x - x.detach())
             return F.linear(straight, self.dense(), bias)
-        flat = pack([codes.to(torch.int8)], "* i")
-        whole = torch._int_mm(flat[0], rearrange(self.codes, "o i -> i o"))
-        y = unpack(whole, flat[1], "* o")[0] * step
-        scale = rearrange(self.scale, "o 1 -> o")
+        # not by einops, which for a single vector would take as long as the product
+        flat = torch.atleast_2d(codes.to(torch.int8)).flatten(0, -2)
+        whole = torch._int_mm(flat, self.codes.T).flatten()
+        y = whole.unflatten(0, (*x.shape[:-1], self.shape[0])) * step
+        scale = self.scale.T
         return y * scale if bias is None else torch.addcmul(bias, y, scale)
 
 # %% ../nbs/17_compressing.ipynb #7b225c18
