@@ -194,10 +194,10 @@ def online_code(
 ) -> Float[Tensor, "t l"]:
     """Bits that the labels cost somebody who has the features (Voita and Titov 2020).
 
-    For each set of labels and each layer, as in section 2.2.2: the first of `portions` is
-    sent as it is; what follows a portion, up to the next one or the end, by probes fitted
-    to all before it. Items must be in random order. Raises ValueError for portions that
-    don't rise from above 0 to below 1.
+    For each set of labels and each layer: the first of `portions` is sent as it is; what
+    follows a portion, up to the next one or the end, by probes fitted to all before it.
+    Items must be in random order. Raises ValueError for portions that don't rise from above
+    0 to below 1.
     """
     ends = [0, *(round(share * len(labels[0])) for share in portions), len(labels[0])]
     checks.require(
@@ -297,7 +297,7 @@ def preferences(
     options: Int[Tensor, "b k"],
     empty: Float[Tensor, "#b v"] | None = None,
 ) -> Float[Tensor, "b k"]:
-    """Log-probabilities of each row's options (Talmor et al. 2020, section 4.1).
+    """Log-probabilities of each row's options (Talmor et al. 2020, section 3).
 
     With `empty`, the logits for a prompt without content, less those (Zhao et al. 2021).
     """
