@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
@@ -225,7 +225,7 @@ def release(model: nn.Module) -> nn.Module:
     return model
 
 # %% ../nbs/compact.ipynb #b92d4d2d
-def pack_bits(codes: Int[Tensor, "*b n"], bits: int) -> Int[Tensor, "*b m"]:
+def pack_bits(codes: Int[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b m"]:
     """Codes below 2^bits, eight of them in so many bytes; n is a multiple of 8."""
     planes = torch.arange(bits, device=codes.device)
     places = torch.arange(8, device=codes.device)
@@ -235,7 +235,7 @@ def pack_bits(codes: Int[Tensor, "*b n"], bits: int) -> Int[Tensor, "*b m"]:
     return rearrange(packed, "... m p -> ... (m p)").to(torch.uint8)
 
 
-def unpack_bits(packed: Int[Tensor, "*b m"], bits: int) -> Int[Tensor, "*b n"]:
+def unpack_bits(packed: UInt8[Tensor, "*b m"], bits: int) -> Int[Tensor, "*b n"]:
     """The codes that `pack_bits` was given."""
     places = torch.arange(8, dtype=torch.uint8, device=packed.device)
     planes = rearrange(packed, "... (m p) -> p ... m 1", p=bits)

@@ -13,7 +13,7 @@ from numbers import Real
 import torch
 import torch.nn.functional as F
 from einops import einsum, pack, rearrange, reduce, unpack
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -134,7 +134,7 @@ class Integers(Compact):
         shape: tuple[int, int],
         bits: int,
         group: int,
-        codes: Int[Tensor, "o _"],
+        codes: Integer[Tensor, "o _"],
         scale: Float[Tensor, "o g"],
         levels: Float[Tensor, "l"] | None = None,
     ):
@@ -171,7 +171,7 @@ class Integers(Compact):
         return cls(tuple(weight.shape), bits, group, *stored)
 
     def values(
-        self, codes: Int[Tensor, "*b _"], scale: Float[Tensor, "*b g"]
+        self, codes: Integer[Tensor, "*b _"], scale: Float[Tensor, "*b g"]
     ) -> Float[Tensor, "*b i"]:
         """Rows, from what is stored of them."""
         if self.levels is None:
