@@ -6,7 +6,7 @@
 __all__ = ['count_neighbours', 'count_vectors', 'centred', 'least_squares', 'procrustes', 'csls', 'mutual', 'Aligned', 'align',
            'answered']
 
-# %% ../nbs/20_alignment.ipynb #d65c8533
+# %% ../nbs/20_alignment.ipynb #31541f27
 from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 
-# %% ../nbs/20_alignment.ipynb #437ce7c9
+# %% ../nbs/20_alignment.ipynb #2ab8b190
 def count_neighbours(
     ids: Int[Tensor, "n"], vocab_size: int, window: int = 5
 ) -> Float[Tensor, "v v"]:
@@ -29,7 +29,9 @@ def count_neighbours(
     negative ids.
     """
     checks.integers(vocab_size=vocab_size, window=window)
-    checks.require((ids >= 0).all(), "ids must not be negative: give unknown words vocab_size")
+    checks.require(
+        (ids >= 0).all(), "ids must not be negative: give unknown words vocab_size"
+    )
     ids, v = ids.clamp(max=vocab_size), vocab_size + 1
     counts = torch.zeros(v * v, device=ids.device)
     for gap in range(1, min(window, len(ids) - 1) + 1):
@@ -50,11 +52,10 @@ def count_vectors(
     checks.integers(d_model=d_model)
     checks.within("(0, 1]", smoothing=smoothing)
     checks.require((counts >= 0).all(), "counts must not be negative")
+    checks.require(counts.any(1).all(), "a word has no neighbours in counts: drop it")
     checks.require(
-        counts.any(1).all(), "a word has no neighbours in counts: drop it"
-    )
-    checks.require(
-        d_model <= len(counts), f"d_model={d_model} is more than {len(counts)} words can have: choose a smaller one"
+        d_model <= len(counts),
+        f"d_model={d_model} is more than {len(counts)} words can have: choose a smaller one",
     )
     chance = reduce(counts, "w c -> c", "sum") ** smoothing
     of_word = counts / reduce(counts, "w c -> w 1", "sum")
@@ -63,7 +64,7 @@ def count_vectors(
     u, s, _ = torch.svd_lowrank(information, min(d_model + 20, len(counts)), niter=4)
     return u[:, :d_model] * s[:d_model].sqrt()
 
-# %% ../nbs/20_alignment.ipynb #450eb87e
+# %% ../nbs/20_alignment.ipynb #9fd55c9a
 def centred(vectors: Float[Tensor, "v d"]) -> Float[Tensor, "v d"]:
     """Vectors of length one whose cloud lies around zero: scaled, shifted and scaled again.
 
@@ -89,7 +90,7 @@ def procrustes(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor
     u, _, v = torch.linalg.svd(einsum(x, y, "n d, n e -> d e"))
     return u @ v
 
-# %% ../nbs/20_alignment.ipynb #f6b1700f
+# %% ../nbs/20_alignment.ipynb #d1b30147
 def csls(
     queries: Float[Tensor, "q d"], keys: Float[Tensor, "m d"], k: int = 10
 ) -> Float[Tensor, "q m"]:
@@ -99,7 +100,9 @@ def csls(
     them are taken.
     """
     checks.integers(k=k)
-    cosines = F.normalize(queries, dim=1) @ rearrange(F.normalize(keys, dim=1), "m d -> d m")
+    cosines = F.normalize(queries, dim=1) @ rearrange(
+        F.normalize(keys, dim=1), "m d -> d m"
+    )
     of_query = cosines.topk(min(k, len(keys)), dim=1).values
     of_key = cosines.topk(min(k, len(queries)), dim=0).values
     return (
@@ -116,7 +119,7 @@ def mutual(scores: Float[Tensor, "q m"]) -> Int[Tensor, "n 2"]:
     queries = queries[back[there] == queries]
     return torch.stack([queries, there[queries]], 1)
 
-# %% ../nbs/20_alignment.ipynb #afb2eee4
+# %% ../nbs/20_alignment.ipynb #70a9d001
 class Aligned(NamedTuple):
     """The rotation of x, the scores of its words with those of y, and the number of pairs of each round."""
 
@@ -165,7 +168,10 @@ def answered(
     """
     checks.integers(n=n)
     checks.require(
-        n <= scores.shape[1], f"n={n} answers are more than {scores.shape[1]} words: choose a smaller n"
+        n <= scores.shape[1],
+        f"n={n} answers are more than {scores.shape[1]} words: choose a smaller n",
     )
     best = scores[list(answers)].topk(n).indices.tolist()
-    return torch.tensor([not set(row).isdisjoint(of) for row, of in zip(best, answers.values())])
+    return torch.tensor(
+        [not set(row).isdisjoint(of) for row, of in zip(best, answers.values())]
+    )

@@ -134,10 +134,7 @@ class Bert(Pretrained, nn.Module):
         all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
         """The same, or with `all_layers` the embedding and what each layer gives."""
-        checks.ids(self.config.vocab_size, ids=ids)
-        if segments is not None:
-            checks.same_shape(ids=ids, segments=segments)
-            checks.ids(self.config.n_segments, segments=segments)
+        checks.pieces(self.config.vocab_size, self.config.n_segments, ids, segments)
         return self.stack(
             self.project(self.embedding(ids, segments)), mask, all_layers=all_layers
         )

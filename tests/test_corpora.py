@@ -360,7 +360,61 @@ def test_verses_refuse():
         data.verses("kjv", "kjv")
 
 
+# verses in many languages -------------------------------------------------------------------------------------------
+
+GENESIS = {
+    "de": "Im Anfang schuf Gott die Himmel und die Erde.", "en": "In the beginning God created the heaven and the earth.",
+    "es": "EN el principio crió Dios los cielos y la tierra.", "fr": "Au commencement, Dieu créa les cieux et la terre.",
+    "it": "NEL principio Iddio creò il cielo e la terra.", "ru": "В начале сотворил Бог небо и землю.",
+    "tl": "Nang pasimula ay nilikha ng Dios ang langit at ang lupa.",
+}
+
+
+def test_translations():
+    "What printed books have, and English word for word as another package has it."
+    assert {language: corpora.translations(language)[1, 1, 1] for language in corpora.TRANSLATIONS} == GENESIS
+    kjv, english = corpora.verses("kjv"), corpora.translations("en")
+    assert kjv.keys() == english.keys()
+    differ = sum(letters(kjv[place]) != letters(text) for place, text in english.items())
+    assert differ < len(kjv) / 100
+    for language in corpora.TRANSLATIONS:
+        texts = corpora.translations(language)
+        assert texts.keys() == kjv.keys()
+        for text in texts.values():
+            assert text == " ".join(text.split()) and not re.search(r"\(\d", text), text
+
+
+def test_translations_refuse():
+    with pytest.raises(ValueError, match="language='la' must be one of 'de'"):
+        corpora.translations("la")
+
+
+def test_multilingual_verses():
+    languages = "en", "fr", "ru"
+    dealt = {split: data.multilingual_verses(languages, split=split) for split in SPLITS}
+    chapters = [{row.place[:2] for row in rows} for rows in dealt.values()]
+    assert not chapters[0] & chapters[1] and not chapters[0] & chapters[2] and not chapters[1] & chapters[2]
+    assert len(chapters[1]) <= 90 and len(chapters[2]) <= 150
+    for rows in dealt.values():
+        for row in rows[:200]:
+            assert row.texts == tuple(corpora.translations(language)[row.place] for language in languages)
+    keys = [letters(text) for rows in dealt.values() for row in rows for text in set(row.texts)]
+    assert len(keys) == len(set(keys))
+    for split, seed in (("valid", 0), ("valid", 1)):
+        other = {row.place[:2] for row in data.multilingual_verses(("tl",), split=split, seed=seed)}
+        assert (other == chapters[1]) == (seed == 0)
+
+
+@pytest.mark.parametrize("languages", [(), ("en", "en"), ("en", "la")])
+
+
+def test_multilingual_verses_refuse(languages):
+    with pytest.raises(ValueError, match="language"):
+        data.multilingual_verses(languages)
+
+
 # strings in many languages --------------------------------------------------------------------------------------------
+
 
 def test_translated_strings_agree_with_interface_strings():
     "A message's split depends on its English text alone."
@@ -440,6 +494,8 @@ def test_fashion_mnist_from_a_copy_of_the_hub(tmp_path):
     (lambda b: b"", ValueError, ["can't read", "IDX"]), (lambda b: idx(np.zeros(3, np.uint8)), ValueError, ["3 labels", "(40, 28, 28)"]),
     (None, FileNotFoundError, ["train-labels-idx1-ubyte", "path="]),
 ], ids=["truncated", "other", "empty", "too few", "missing"])
+
+
 def test_fashion_mnist_refuses_damaged_files(clothes, harm, error, words):
     file = clothes[0] / "train-labels-idx1-ubyte"
     if harm is None:
@@ -461,6 +517,8 @@ def test_fashion_mnist_offline(monkeypatch, tmp_path):
 
 
 @needs_fashion
+
+
 def test_fashion_mnist_itself():
     sizes = {split: len(data.fashion_mnist(split=split)) for split in SPLITS}
     assert sizes == {"train": 54_000, "valid": 6_000, "test": 10_000}
