@@ -111,7 +111,7 @@ def csls(
         - reduce(of_key, "k m -> 1 m", "mean")
     )
 
-
+# %% ../nbs/20_alignment.ipynb #a2cefa5a
 def mutual(scores: Float[Tensor, "q m"]) -> Int[Tensor, "n 2"]:
     """The pairs of a query and a key that choose each other: largest of its row and of its column."""
     there, back = scores.argmax(1), scores.argmax(0)
