@@ -43,8 +43,8 @@ class Products(NamedTuple):
 ENCODER, DECODER = 2 + 2, 2 + 3 + 2
 HEADS = [Case(f"bert-{head.__name__[7:]}", bert_(head), "text")
          for head in (BertForPreTraining, BertForSequenceClassification)]
-# DeBERTa's decoder uses a block again, and XLNet keeps its matrices head by head, as its files do
-OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "awd-lstm", "deberta-decoder", "xlnet"
+# DeBERTa's decoder uses a block again, XLNet keeps its matrices head by head, as its files do, and CANINE has three encoders
+OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "awd-lstm", "deberta-decoder", "xlnet", "canine"
 CASES = {case.name: case for case in MODELS + HEADS if case.name not in OTHERS}
 PRODUCTS = {
     "transformer": Products(ENCODER + DECODER, 1), "transformer-modern": Products(ENCODER + DECODER, 1),

@@ -80,7 +80,8 @@ def test_taken_down_as_a_graph(case, mode, unchecked):
         near(graph(weights, rows), model(**rows))
 
 
-@over(but=lambda case: not case.compiles)
+# texts for CANINE are filled up to whole groups, so their lengths are not all of one kind
+@over(but=lambda case: not case.compiles or case.name == "canine")
 def test_compiled_for_every_length(case, unchecked):
     "In one piece at a second length too, and after that for all others."
     torch._dynamo.reset()
