@@ -60,7 +60,7 @@ def count_vectors(
     chance = reduce(counts, "w c -> c", "sum") ** smoothing
     of_word = counts / reduce(counts, "w c -> w 1", "sum")
     information = (of_word * chance.sum() / chance).log().clamp(min=0)
-    # a few directions more than needed make the first ones exact
+    # a few directions more than needed make the first ones nearly exact
     u, s, _ = torch.svd_lowrank(information, min(d_model + 20, len(counts)), niter=4)
     return u[:, :d_model] * s[:d_model].sqrt()
 

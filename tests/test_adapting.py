@@ -13,7 +13,7 @@ from torch import nn
 
 import test_invariants
 from messages import refused, says
-from parity import close, lengths
+from parity import close, lengths, loud
 from annotated_nlp import adapting
 from annotated_nlp.adapter_files import ADAPTER, ADAPTER_CONFIG, load_adapter, save_adapter
 from annotated_nlp.adapting import (
@@ -47,14 +47,6 @@ BASE = "base_model.model."
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-def loud(model):
-    "Weights so large that a change of one layer is seen in the output."
-    for p in model.parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=0.3)
-    return model.eval()
 
 
 def bert(**changes):

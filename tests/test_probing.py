@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from messages import says
-from parity import close, lengths
+from parity import close, lengths, loud
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.testing import assert_close
@@ -40,14 +40,6 @@ REAL = lengths(7, 4, 6)
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-def loud(model):
-    "Weights so large that a change of one layer is seen in the output."
-    for p in model.parameters():
-        if p.ndim > 1:
-            torch.nn.init.normal_(p, std=0.3)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")
