@@ -57,6 +57,8 @@ def _fulfil(route) -> None:
     "Answer a request to the CDN from the npm package of the same name and version."
     name, version, path = _NPM.match(route.request.url).groups()
     file = npm_package(name, version) / path.split("?")[0]
+    if not file.exists():  # the CDN makes it from the one that the package has
+        file = file.with_name(file.name.replace(".min.", "."))
     route.fulfill(body=file.read_bytes(), content_type=mimetypes.guess_type(file.name)[0] or "text/plain")
 
 
