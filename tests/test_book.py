@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbdev.config import get_config
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = {f.relative_to(ROOT / "nbs").with_suffix("").as_posix(): nbformat.read(f, as_version=4)
@@ -62,7 +63,8 @@ def test_no_text_is_missing(name):
 def test_begins_with_title_and_badge(name):
     first, second = NOTEBOOKS[name].cells[:2]
     assert re.fullmatch(r"# .+\n\n> .{20,}", first.source), "the first cell is the title and one line of description"
-    assert f"colab.research.google.com/github/annotated-nlp/annotated_nlp/blob/main/nbs/{name}.ipynb" in second.source
+    cfg = get_config()
+    assert f"colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/{cfg.branch}/nbs/{name}.ipynb" in second.source
 
 
 @every_notebook

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import pytest
 import yaml
+from nbdev.config import get_config
 from PIL import Image
 
 from tools import site, web
@@ -138,7 +139,8 @@ def test_head_says_what_the_page_is(name):
 def test_code_can_be_copied_and_its_source_reached(name):
     text = (site.SITE / name).read_text(encoding="utf-8")
     assert text.count('class="sourceCode python') == 0 or "code-copy-button" in text
-    source = f"annotated-nlp/annotated_nlp/{{}}/main/nbs/{name.removesuffix('.html')}.ipynb"
+    cfg = get_config()
+    source = f"{cfg.user}/{cfg.repo}/{{}}/{cfg.branch}/nbs/{name.removesuffix('.html')}.ipynb"
     for way in ("edit", "blob"):
         assert source.format(way) in text
     assert f"colab.research.google.com/github/{source.format('blob')}" in text

@@ -7,7 +7,7 @@ import pytest
 from execnb.nbio import dict2nb
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from tools import chapters, format, procs, readme, site
+from tools import chapters, check, format, owner, procs, readme, site
 
 
 @pytest.fixture
@@ -201,3 +201,36 @@ def test_readme_leads_to_the_site(tmp_path, monkeypatch):
     assert readme.readme() == (
         "# Title\n\n[a](https://us.org/book/01_data.html) [b](https://us.org/book/lab/index.html#rules) "
         "[c](http://x.org/y.ipynb) [d](#at) ![e](https://raw.githubusercontent.com/us/book/main/nbs/images/f.svg) `f`\n")
+
+
+def test_the_owner_is_written_everywhere_from_the_settings(tmp_path, monkeypatch):
+    "A fork changes one line, and no address of the old owner is left in what it publishes; others' addresses stay."
+    for file in owner.files():
+        copy = tmp_path / file.relative_to(owner.ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    settings = owner.get_config()
+    old = f"{settings.user}/{settings.repo}"
+    before = sum(file.read_text(encoding="utf-8").count(old) for file in owner.files(tmp_path))
+    fork = SimpleNamespace(user="someone-else", repo=settings.repo, branch="trunk")
+    monkeypatch.setattr(owner, "get_config", lambda: fork)
+    assert len(owner.write(tmp_path)) == len(owner.files(tmp_path))
+    texts = [file.read_text(encoding="utf-8") for file in owner.files(tmp_path)]
+    assert before > len(texts) and sum(text.count(f"someone-else/{settings.repo}") for text in texts) == before
+    assert not any(old in text or f"{settings.user}.github.io" in text for text in texts)
+    assert all(f"/blob/trunk/nbs/{file.relative_to(tmp_path / 'nbs').as_posix()}" in text
+               for file, text in zip(owner.files(tmp_path), texts) if file.suffix == ".ipynb")
+    assert owner.write(tmp_path) == []
+
+
+@pytest.mark.parametrize("address", [
+    "https://github.com/huggingface/transformers", "annotated-nlp/reviews-bert", "https://karpathy.github.io/annotated",
+    "https://github.com/other/annotated_nlp_too/blob/dev/x",
+])
+def test_addresses_of_others_stay(address):
+    assert owner.renamed(address, "someone", "annotated_nlp", "main") == address
+
+
+def test_sync_compares_every_address():
+    "`make sync` runs `mend` on a copy and compares these files, so an address that names another owner is noticed."
+    assert {file.relative_to(owner.ROOT) for file in owner.files()} <= set(check._generated(owner.ROOT))

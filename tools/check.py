@@ -11,20 +11,21 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters, format, readme
+from . import chapters, format, owner, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
-    "Everything that is written by a tool and committed: notebooks, package, README."
-    files = [*root.glob("nbs/**/*.ipynb"), *root.glob("annotated_nlp/**/*.py"), root / "README.md"]
-    return {f.relative_to(root): f.read_bytes() for f in files if f.exists() and ".ipynb_checkpoints" not in f.parts}
+    "Everything that a tool writes in whole or part and that is committed: notebooks, package, README, addresses."
+    files = [*owner.files(root), *root.glob("annotated_nlp/**/*.py"), root / "README.md"]
+    return {f.relative_to(root): f.read_bytes() for f in files if f.exists()}
 
 
 def mend() -> None:
-    "Format and export the package, clean the notebooks, write the README and the API page."
+    "Format and export the package, clean the notebooks, write addresses, the README and the API page."
+    owner.write()
     format.mend()
     nbdev_clean()
     nbdev_export()
