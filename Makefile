@@ -1,9 +1,17 @@
 # The book's commands. `make` alone explains them.
+# On Windows it runs in the shell that comes with Git.
+ifeq ($(OS),Windows_NT)
+SHELL := bash.exe
+PYTHON ?= python
+BIN := .venv/Scripts
+EXE := .exe
+else
 SHELL := /bin/bash
 PYTHON ?= python3
+BIN := .venv/bin
+endif
 PORT ?= 8000
 SERVE ?= 1
-BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
@@ -13,20 +21,20 @@ OURS := constraints.txt settings.ini setup.py pyproject.toml
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
 	@echo
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1|\2/' | column -t -s '|'
+	@$(PYTHON) tools/targets.py
 
 # Reading needs nbdev and smalldocs; everything else needs PyTorch too. Each is set up once, and again when its pins change.
-.venv/bin/python:
+$(BIN)/python$(EXE):
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@echo "Making .venv ..."
 	@$(PYTHON) -m venv .venv || { echo "No venv module: on Debian, apt-get install python3-venv"; exit 1; }
 
-.venv/.site: .venv/bin/python $(OURS)
+.venv/.site: $(BIN)/python$(EXE) $(OURS)
 	@echo "Installing what the site needs ..."
 	@set -e; $(PIP) $$($(BIN)/python tools/needs.py site)
 	@touch $@
 
-.venv/.dev: .venv/bin/python $(OURS)
+.venv/.dev: $(BIN)/python$(EXE) $(OURS)
 	@echo "Installing the package and what the chapters and tests need (PyTorch among it) ..."
 	@$(PIP) -e '.[dev]'
 	@touch .venv/.site $@
@@ -52,8 +60,7 @@ solutions: .venv/.dev  ## run chapters with their exercises' solutions, and time
 	@$(BIN)/python -m tools.solutions $(ARGS) $(NAMES)
 
 lab-run: .venv/.dev  ## run one laboratory notebook in full (NAME=basic_english) and store its outputs and results
-	@test -n "$(NAME)" || { echo "Which one? make lab-run NAME=..., one of:"; ls nbs/lab | sed -n 's/\.ipynb$$//p' | grep -v index; exit 1; }
-	@$(BIN)/python -m tools.chapters --lab $(NAME)
+	@$(BIN)/python -m tools.chapters --lab "$(NAME)"
 
 claims: .venv/.dev  ## print what the stored results say of each claim, one JSON object a line
 	@$(BIN)/python -m tools.claims

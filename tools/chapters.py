@@ -59,15 +59,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="chapters, e.g. 03_seq2seq; all when none is named")
     parser.add_argument("--lab", metavar="NAME", help="one laboratory notebook, in full")
     args = parser.parse_args()
-    if args.lab:
+    if args.lab is not None:
         os.environ["LAB_RUN"] = "full"
         paths = [NBS / "lab" / f"{args.lab}.ipynb"]
     else:
         paths = [NBS / f"{name.removesuffix('.ipynb')}.ipynb" for name in args.names] or chapters()
     missing = [p for p in paths if not p.exists()]
     if missing:
-        known = ", ".join(sorted(p.relative_to(NBS).with_suffix("").as_posix() for p in NBS.rglob("[!.]*.ipynb")))
-        sys.exit(f"no notebook {', '.join(p.stem for p in missing)}; there are: {known}")
+        folder = NBS if args.lab is None else NBS / "lab"
+        known = ", ".join(sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("[!.]*.ipynb")))
+        sys.exit(f"no notebook {', '.join(repr(p.stem.removesuffix('.ipynb')) for p in missing)}; there are: {known}")
     for i, path in enumerate(paths, 1):
         name = path.relative_to(NBS).with_suffix("").as_posix()
         print(f"[{i}/{len(paths)}] {name} ...", end=" ", flush=True)
