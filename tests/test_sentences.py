@@ -1,31 +1,44 @@
 "Sentence vectors: losses against loops and PyTorch's cross-entropy, decoders against the paper's equations, neighbours against scikit-learn."
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from messages import says
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
 from torch.testing import assert_close
 
+from annotated_nlp import sentences, tokenization
 from annotated_nlp.bert import Bert, BertConfig
 from annotated_nlp.data import pad
 from annotated_nlp.sentences import (
+    Paragraph,
     Pooled,
+    Search,
     SentenceEncoder,
     SkipThought,
     contrastive_loss,
     encode,
     found,
+    learn_halves,
     nearest,
+    open_search,
+    paragraphs,
     pool,
     quick_thought_loss,
     skip_thought_loss,
     triples,
 )
+from tools import paragraphs as written
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def drawn(*shape, seed=0):
@@ -286,3 +299,117 @@ def test_dropout_alone_pulls_and_pushes():
     assert gap() > before + 0.2
 
 
+
+
+# the search -----------------------------------------------------------------------------------------------------------
+
+CATS = [
+    Paragraph("a", "A", "One", "The cat sat on the mat and slept the whole afternoon."),
+    Paragraph("b", "B", "Two", "Divide the loss by the number of tokens before the backward pass."),
+    Paragraph("lab/c", "C", "Three", "The film was dull, and its hero could not act at all."),
+]
+
+
+@pytest.fixture(scope="module")
+def book():
+    return Pooled(Bert.from_pretrained("annotated-nlp/reviews-bert", pooler=False)), tokenization.load("annotated-nlp/reviews-bert")
+
+
+def test_a_paragraph_is_nearest_to_itself(book):
+    search = Search(CATS, *book)
+    for one in CATS:
+        (cosine, first), *others = search.find(f"{one.heading}. {one.text}", 3)
+        assert first == one and cosine == pytest.approx(1, abs=1e-4)
+        assert cosine > others[0][0] >= others[1][0]
+
+
+def test_search_refuses(book):
+    with pytest.raises(ValueError, match=says("paragraphs")):
+        Search([], *book)
+    with pytest.raises(ValueError, match=says("2 rows", "3 paragraphs")):
+        Search(CATS, *book, vectors=torch.ones(2, 4))
+    search = Search(CATS, *book)
+    with pytest.raises(ValueError, match=says("question", "word")):
+        search.find("  ")
+    with pytest.raises(ValueError, match=says("k=4", "3 keys")):
+        search.find("cat", 4)
+
+
+def test_vectors_are_kept_and_lost_files_are_made_again(tmp_path, monkeypatch, capsys):
+    learned = []
+    monkeypatch.setattr(sentences, "learn_halves", lambda encoder, rows: learned.append(rows) or torch.nn.init.zeros_(encoder.trunk.embedding.norm.bias))
+    first = open_search(CATS, tmp_path, "reviews-bert")
+    assert len(learned) == 1 and "first time" in capsys.readouterr().err
+    again = open_search(CATS, tmp_path, "reviews-bert")
+    assert len(learned) == 1 and capsys.readouterr().err == ""
+    assert_close(again.vectors, first.vectors)
+    assert again.find("a cat", 1) == first.find("a cat", 1)
+    open_search(CATS[:2], tmp_path, "reviews-bert")  # other paragraphs, another file
+    assert len(learned) == 2 and len(list(tmp_path.iterdir())) == 2
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:1000])
+    assert_close(open_search(CATS, tmp_path, "reviews-bert").vectors, first.vectors)
+    assert len(learned) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sentences, "learn_halves", lambda encoder, rows: None)
+    (tmp_path / "file").write_text("")
+    assert len(open_search(CATS, tmp_path / "file" / "below", "reviews-bert").vectors) == 3
+    assert "can't be kept" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="name='bag'"):
+        open_search(CATS, tmp_path, "bag")
+
+
+def test_halves_find_each_other_after_training():
+    torch.manual_seed(0)
+    rows = [[i, i, i, i, i, i] for i in range(2, 38)]
+    losses = learn_halves(Pooled(small_bert()), rows, updates=30, size=8)
+    assert np.mean(losses[-5:]) < 0.5 * losses[0]
+    with pytest.raises(ValueError, match=says("36 texts", "size")):
+        learn_halves(Pooled(small_bert()), rows, size=40)
+
+
+def test_the_command(monkeypatch, capsys, book):
+    monkeypatch.setattr(sentences, "open_search", lambda found: Search(CATS, *book))
+    sentences.main("the film was dull and its hero could not act".split() + ["-k", "1"])
+    printed = capsys.readouterr().out
+    assert "C > Three" in printed and f"{sentences.SITE}/lab/c.html" in printed and "The film was dull" in printed
+    with pytest.raises(SystemExit):
+        sentences.main(["film", "-k", "9"])
+    assert "choose a smaller k" in capsys.readouterr().err
+
+
+def test_the_module_is_a_command():
+    done = subprocess.run([sys.executable, "-m", "annotated_nlp.sentences", "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "question" in done.stdout and done.stderr == ""
+
+
+# the paragraphs that come with the package ----------------------------------------------------------------------------
+
+
+def test_paragraphs_are_those_of_the_pages():
+    assert (ROOT / written.FILE).read_text(encoding="utf-8") == written.lines(ROOT)
+
+
+def test_paragraphs_are_prose_with_an_address():
+    found = paragraphs()
+    assert len(found) > 1500 and len({one.page for one in found}) > 60
+    assert all((ROOT / "nbs" / f"{one.page}.ipynb").exists() for one in found)
+    assert not [one for one in found if "](" in one.text or one.text.startswith(("|", "#", "-", "!", ":::"))]
+    assert (ROOT / written.FILE).stat().st_size < 1_000_000
+    site = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["site-url"]
+    assert found[0].address == f"{site}/{found[0].page}.html"
+
+
+@pytest.mark.parametrize("text,wanted", [
+    ("A **bold** and *thin* word, 2 * 3 * 4.", "A bold and thin word, 2 * 3 * 4."),
+    ("See [chapter 5](05_attention.ipynb#x) and `code_here`.", "See chapter 5 and code_here."),
+    ("many words " * 60, None),
+])
+def test_marks_are_taken_off(text, wanted):
+    plain = written.plain(text)
+    if wanted is None:
+        assert text.startswith(plain.removesuffix(" …")) and len(plain) <= written.LONGEST + 2 and plain.endswith(("words …", "many …"))
+    else:
+        assert plain == wanted

@@ -11,24 +11,26 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters, format, readme
+from . import chapters, format, paragraphs, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
-    "Everything that is written by a tool and committed: notebooks, package, README."
-    files = [*root.glob("nbs/**/*.ipynb"), *root.glob("annotated_nlp/**/*.py"), root / "README.md"]
+    "Everything that is written by a tool and committed: notebooks, package, README, the paragraphs for searching."
+    files = [*root.glob("nbs/**/*.ipynb"), *root.glob("annotated_nlp/**/*.py"), root / "README.md",
+             root / paragraphs.FILE]
     return {f.relative_to(root): f.read_bytes() for f in files if f.exists() and ".ipynb_checkpoints" not in f.parts}
 
 
 def mend() -> None:
-    "Format and export the package, clean the notebooks, write the README and the API page."
+    "Format and export the package, clean the notebooks, write the README, the paragraphs and the API page."
     format.mend()
     nbdev_clean()
     nbdev_export()
     readme.write()
+    paragraphs.write()
     chapters.run(chapters.NBS / "api.ipynb")  # signatures, docstrings and the lines that they stand in
 
 
