@@ -7,7 +7,7 @@ __all__ = ['POOLS', 'SITE', 'SentenceEncoder', 'SkipThought', 'skip_thought_loss
            'found', 'first_state', 'pool', 'Pooled', 'encode', 'contrastive_loss', 'Paragraph', 'paragraphs', 'Search',
            'learn_halves', 'open_search', 'main']
 
-# %% ../nbs/19_sentences.ipynb #3f6b12ca
+# %% ../nbs/19_sentences.ipynb #37809233
 import argparse
 import hashlib
 import json
@@ -36,7 +36,7 @@ from .encoders import max_pool, mean_pool
 from .loss import cross_entropy
 from .recurrent import FusedRNN, start_well
 
-# %% ../nbs/19_sentences.ipynb #d14c9068
+# %% ../nbs/19_sentences.ipynb #a79b4b20
 class SentenceEncoder(nn.Module):
     """Ids to one vector: an embedding and a GRU's last states, both directions side by side.
 
@@ -147,7 +147,7 @@ def triples(
     checks.require(rows, "documents must hold one with three sentences at least")
     return rows
 
-# %% ../nbs/19_sentences.ipynb #1b7ba9d0
+# %% ../nbs/19_sentences.ipynb #7874fd8c
 def quick_thought_loss(
     sentences: Float[Tensor, "b d"],
     candidates: Float[Tensor, "b d"],
@@ -180,7 +180,7 @@ def quick_thought_loss(
     right = reduce(logs.masked_fill(~beside, 0.0), "b c -> b", "sum")
     return -(right / neighbours.clamp(min=1)).sum() / (neighbours > 0).sum()
 
-# %% ../nbs/19_sentences.ipynb #86c7a433
+# %% ../nbs/19_sentences.ipynb #1276a22b
 def nearest(
     queries: Float[Tensor, "q d"], keys: Float[Tensor, "m d"], k: int = 1
 ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
@@ -206,7 +206,7 @@ def found(
     own = rearrange(torch.arange(len(queries), device=keys.device), "q -> q 1")
     return (nearest(queries, keys, k)[1] == own).any(1)
 
-# %% ../nbs/19_sentences.ipynb #b5309c16
+# %% ../nbs/19_sentences.ipynb #6a85fdf9
 def first_state(
     states: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]
 ) -> Float[Tensor, "b d"]:
@@ -282,7 +282,7 @@ def encode(
         found.append(encoder(ids.to(device), mask.to(device)).cpu())
     return torch.cat(found)[torch.tensor(order).argsort()]
 
-# %% ../nbs/19_sentences.ipynb #96e5da27
+# %% ../nbs/19_sentences.ipynb #65684dd6
 def contrastive_loss(
     queries: Float[Tensor, "b d"], keys: Float[Tensor, "b d"], temperature: Real = 0.05
 ) -> Float[Tensor, ""]:
@@ -304,7 +304,7 @@ def contrastive_loss(
         cosines / temperature, torch.arange(len(queries), device=queries.device)
     )
 
-# %% ../nbs/19_sentences.ipynb #27f3546c
+# %% ../nbs/19_sentences.ipynb #ff07ae78
 class Paragraph(NamedTuple):
     """A paragraph of this book: its page (as in the address), that page's title, the heading above, its text."""
 
@@ -375,7 +375,7 @@ class Search:
             (c, self.paragraphs[i]) for c, i in zip(cosines[0].tolist(), where[0].tolist())
         ]
 
-# %% ../nbs/19_sentences.ipynb #3c552e47
+# %% ../nbs/19_sentences.ipynb #c0cfcdcd
 def learn_halves(
     encoder: nn.Module, rows: Sequence[Sequence[int]], *, updates: int = 120, size: int = 32
 ) -> list[float]:
@@ -411,7 +411,7 @@ def learn_halves(
     encoder.eval()
     return losses
 
-# %% ../nbs/19_sentences.ipynb #b6f95e26
+# %% ../nbs/19_sentences.ipynb #cea9ffca
 def open_search(
     paragraphs: Sequence[Paragraph], folder: Path | None = None, name: str | None = None
 ) -> Search:
