@@ -11,25 +11,26 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters, format, owner, readme
+from . import chapters, format, owner, paragraphs, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
-    "Everything that a tool writes in whole or part and that is committed: notebooks, package, README, addresses."
-    files = [*owner.files(root), *root.glob("annotated_nlp/**/*.py"), root / "README.md"]
+    "Everything that a tool writes in whole or part and that is committed: notebooks, package, README, paragraphs."
+    files = [*owner.files(root), *root.glob("annotated_nlp/**/*.py"), root / "README.md", root / paragraphs.FILE]
     return {f.relative_to(root): f.read_bytes() for f in files if f.exists()}
 
 
 def mend() -> None:
-    "Format and export the package, clean the notebooks, write addresses, the README and the API page."
+    "Format and export the package, clean the notebooks, write addresses, the README, the paragraphs and the API page."
     owner.write()
     format.mend()
     nbdev_clean()
     nbdev_export()
     readme.write()
+    paragraphs.write()
     chapters.run(chapters.NBS / "api.ipynb")  # signatures, docstrings and the lines that they stand in
 
 
