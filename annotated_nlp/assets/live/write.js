@@ -3,7 +3,7 @@ const build = (root, [[, view]]) => {
   const text = make("textarea", {rows: 2}), written = make("span", {class: "new"}), before = make("span");
   text.value = view.opening;
   const slider = (name, attributes) => {
-    const input = make("input", {type: "range", step: .05, ...attributes}), value = make("output", {}, attributes.value);
+    const input = make("input", {type: "range", step: .05, ...attributes}), value = make("span", {"aria-hidden": "true"}, attributes.value);
     input.addEventListener("input", () => { value.textContent = input.value; candidates(); });
     return [make("label", {}, make("span", {}, name, " ", value), input), () => Number(input.value)];
   };
