@@ -33,7 +33,7 @@ class Asked(nn.Module):
     def __init__(self, model: GPT | BertForMaskedLM):
         super().__init__()
         checks.require(
-            isinstance(model, (GPT, BertForMaskedLM)),
+            hasattr(model, "logits") or hasattr(model, "pieces"),
             f"model is a {type(model).__name__}: give a GPT or a BertForMaskedLM",
         )
         self.model = model
@@ -41,7 +41,7 @@ class Asked(nn.Module):
     def forward(self, ids: Int[Tensor, "n"], at: Int[Tensor, "k"]) -> Float[Tensor, "k v"]:
         """`ids` are one text, `at` are positions in it."""
         model, ids, at = self.model, ids.long()[None], at.long()
-        if isinstance(model, GPT):
+        if hasattr(model, "logits"):
             return model.logits(model.states(ids)[0, at])
         return model.pieces(model.trunk(ids)[0, at])
 
@@ -49,9 +49,9 @@ class Asked(nn.Module):
 def rounded(model: nn.Module) -> tuple[nn.Module, dict[str, Integers]]:
     """A copy of a model whose matrices are whole numbers times a scale for each row, and these, by parameter.
 
-    The copy is in evaluation mode. Positions, biases and norms stay as they are.
+    The copy is on the CPU and in evaluation mode. Positions, biases and norms stay as they are.
     """
-    model = copy.deepcopy(model).eval()
+    model = copy.deepcopy(model).cpu().eval()
     stored = {}
     for name, layer in layers(model).items():
         stored[f"{name}.weight"] = one = Integers.of(layer.weight)
