@@ -383,3 +383,43 @@ def test_the_stored_answer_is_the_models(widgets):
     assert np.allclose([p for _, p in view["candidates"]], kept.values, atol=1e-4)
     with pytest.raises(ValueError, match=r"has no gap: give one with \[MASK\]"):
         live.fill_live(book("reviews-bert"), load("annotated-nlp/reviews-bert"), "nothing to fill")
+
+
+# JupyterLab
+
+CHANNEL = """async esm => { const heard = [], model = {on: (_, listen) => heard.push(listen), send: async content => {
+        const {rows, ...told} = await window.python(content);
+        heard.forEach(listen => listen(told, rows && [new DataView(Float32Array.from(rows).buffer)])) }};
+    const {default: {render}} = await import(URL.createObjectURL(new Blob([esm], {type: "text/javascript"})));
+    render({model, el: document.querySelector("main")}) }"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name, press, told", [("reviews-gpt", "One piece", "1 piece in"), ("reviews-bert", "Fill", "Filled in")])
+def test_in_jupyterlab_python_answers(browser, widgets, name, press, told):
+    "The widget's module with a stand-in for JupyterLab's messages: what it shows is what the model in Python says, not rounded."
+    viewer, tokenizer, sent, asked = widgets["write" if "gpt" in name else "fill"], load(f"annotated-nlp/{name}"), [], []
+    widget = live.in_jupyter(viewer, book(name), tokenizer)
+    widget.send = lambda content, buffers=None: sent.append((content, buffers))
+
+    def python(content):
+        asked.append(content)
+        widget._handle_custom_msg(content, [])
+        answer, buffers = sent[-1]
+        return answer | ({"rows": np.frombuffer(buffers[0], np.float32).tolist()} if buffers else {})
+
+    page = browser.new_page()
+    page.set_content("<main></main>")
+    page.expose_function("python", python)
+    page.evaluate(CHANNEL, widget._esm)
+    page.get_by_role("button", name=press).click()
+    page.wait_for_function("told => document.querySelector('main > div').shadowRoot.querySelector('[role=status]').textContent.includes(told)", arg=told)
+    with torch.no_grad():
+        rows = live.Asked(book(name).eval())(*(torch.tensor(asked[-1][key]) for key in ("ids", "at")))
+    assert np.array_equal(np.frombuffer(sent[-1][1][0], np.float32), rows.numpy().ravel())
+    settings = dict(temperature=0.8, top_p=0.9) if "gpt" in name else {}
+    best = filter_logits(rows[:1], **settings).softmax(-1)[0].topk(1).values.item()
+    assert page.locator("td.share").first.inner_text() == f"{best:.1%}".replace("%", " %")
+    python({"call": 99, "ids": [0] * 999, "at": [0]})
+    assert "999" in sent[-1][0]["error"] and sent[-1][1] is None
+    page.close()

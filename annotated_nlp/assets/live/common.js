@@ -28,7 +28,7 @@ const press = (text, does) => {
 // Runs `work(model)` and says how it stands; what goes wrong is a sentence, and the stored answer stays.
 const asked = async (view, said, work) => {
   try {
-    if (!view.open) said.textContent = "Fetching the model and the program that runs it, about 4 MB each \u2026";
+    if (!view.open) said.textContent = WAIT;
     view.open ??= await connect(view.model);
     await work(view.open);
   } catch (error) {

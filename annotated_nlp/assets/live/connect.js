@@ -1,5 +1,6 @@
 // Fetches, when it is called, the runtime and one model, once a page: {tokenizer, logits(ids, at)}, where `logits` gives a row
 // of numbers for each position in `at`. Each file of the runtime must have the hash that it had when this was written.
+const PLACE = "this browser", WAIT = "Fetching the model and the program that runs it, about 4 MB each \u2026";
 const ORT = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/";
 const HASHES = {
   "ort.wasm.min.js": "sha384-Bw6URI+Gvoadw0do7/QrSHUC9D1vCYYK5OSqChFyhyV5mzPL4oe2rOAFljAnS8Sq",

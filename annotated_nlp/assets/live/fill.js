@@ -2,7 +2,7 @@
 const build = (root, [[, view]]) => {
   const text = make("textarea", {rows: 2}), answers = make("div", {class: "pair"});
   text.value = view.text;
-  const said = make("p", {role: "status"}, "Stored answer. Choose Fill and the model fills the gaps of your text in this browser.");
+  const said = make("p", {role: "status"}, `Stored answer. Choose Fill and the model fills the gaps of your text in ${PLACE}.`);
   const filled = make("div", {class: "text", role: "group", "aria-label": "The text with its gaps filled"});
   const show = (parts, gaps) => {
     filled.replaceChildren(...parts.flatMap((part, i) => i ? [make("span", {class: "new"}, gaps[i - 1][0][0]), part] : [part]));

@@ -9,7 +9,7 @@ const build = (root, [[, view]]) => {
   };
   const [heat, temperature] = slider("Temperature", {min: 0, max: 1.5, value: view.temperature});
   const [cut, topP] = slider("Top p", {min: .05, max: 1, value: view.top_p});
-  const said = make("p", {role: "status"}, "Stored answer. Choose Write and the model continues your text in this browser.");
+  const said = make("p", {role: "status"}, `Stored answer. Choose Write and the model continues your text in ${PLACE}.`);
   const body = make("tbody", {}, ...view.candidates.map(([token, probability]) => row(token, probability)));
   let model, ids = [], start = 0, last, running = false, calls = 0;
   const candidates = () => {
