@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import jaxtyping
+import nbformat
 import numpy as np
 import onnx
 import onnxruntime
@@ -23,7 +24,7 @@ from annotated_nlp.tokenization import load
 from axe_playwright_python.sync_playwright import Axe
 from onnx import numpy_helper
 
-from tools import web
+from tools import site, web
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 LIMIT = 4_000_000  # bytes that a page fetches on a click, the runtime aside
@@ -423,3 +424,35 @@ def test_in_jupyterlab_python_answers(browser, widgets, name, press, told):
     python({"call": 99, "ids": [0] * 999, "at": [0]})
     assert "999" in sent[-1][0]["error"] and sent[-1][1] is None
     page.close()
+
+
+# The book's pages
+
+PAGES = {"09_gpt": ("Write", "calls of the model so far"), "10_bert": ("Fill", "Filled in")}
+
+
+@pytest.mark.parametrize("name", [*PAGES, "live"])
+def test_stored_widgets_have_todays_scripts(name, widgets):
+    "A widget stored with a page is a copy of the package's scripts, and must be renewed with them."
+    outputs = [output.data["text/html"] for cell in nbformat.read(NBS / f"{name}.ipynb", 4).cells if cell.cell_type == "code"
+               for output in cell.outputs if "annotated-viewer" in output.get("data", {}).get("text/html", "")]
+    stored = [html.partition("<script>")[2] for html in outputs if 'data-kind="write"' in html or 'data-kind="fill"' in html]
+    assert stored and set(stored) <= {widget._repr_html_().partition("<script>")[2] for widget in widgets.values()}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_on_the_built_site(browser, name):
+    "The engine copies the model's files; the page fetches none of them before the click, and answers after it."
+    if not site.SITE.exists():
+        pytest.fail("no built site; run `make book SERVE=0` first", pytrace=False)
+    button, told = PAGES[name]
+    with site.served() as address:
+        context = web.context(browser)
+        page = web.visit(context, f"{address}/{name}.html")
+        assert not [r.url for r in page.fetched if "/models/" in r.url or "onnxruntime" in r.url]
+        page.get_by_role("button", name=button, exact=True).click()
+        done(page, told)
+        bodies = {r.url: r.body() for r in page.fetched if "/models/" in r.url}
+        assert len(bodies) == 2 and sum(map(len, bodies.values())) < LIMIT and page.wrong == []
+        context.close()
