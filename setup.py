@@ -7,9 +7,9 @@ from setuptools import find_packages, setup
 config = ConfigParser(delimiters=["="])
 config.read(Path(__file__).parent / "settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
-needs = {extra: cfg[f"{extra}_requirements"].split() for extra in ("train", "book", "site", "dev")}
+needs = {extra: cfg[f"{extra}_requirements"].split() for extra in ("train", "book", "live", "site", "dev")}
 needs["book"] = needs["train"] + needs["book"]
-needs["dev"] = needs["book"] + needs["site"] + needs["dev"]
+needs["dev"] = needs["book"] + needs["live"] + needs["site"] + needs["dev"]
 
 setup(
     name=cfg["lib_name"],

@@ -23,11 +23,9 @@ from torch import Tensor
 from . import checks
 
 # %% ../nbs/viewers.ipynb #e0e54aea
-def _asset(name: str) -> str:
+def _asset(name: str, folder: str = "viewers") -> str:
     """A style or script of the viewers, without its comments: every stored viewer carries a copy."""
-    text = (files("annotated_nlp") / "assets" / "viewers" / name).read_text(
-        encoding="utf-8"
-    )
+    text = (files("annotated_nlp") / "assets" / folder / name).read_text(encoding="utf-8")
     return re.sub(r"^ *//.*\n|/\*.*?\*/", "", text, flags=re.M)
 
 # %% ../nbs/viewers.ipynb #09d431d3
@@ -45,12 +43,14 @@ class Viewer:
     def __repr__(self) -> str:
         return self.text
 
+    def _script(self) -> str:
+        return f"style = {json.dumps(_asset('style.css'))};\n" + _asset(f"{self.kind}.js")
+
     def _repr_html_(self) -> str:
         data = html.escape(
             json.dumps(list(self.views.items()), separators=(",", ":"), ensure_ascii=False)
         )
-        script = f"const kind = {self.kind!r}, style = {json.dumps(_asset('style.css'))};\n"
-        script += _asset(f"{self.kind}.js") + _asset("shell.js")
+        script = f"const kind = {self.kind!r}, " + self._script() + _asset("shell.js")
         return re.sub(
             r"\n\s*",
             "\n",
