@@ -76,7 +76,7 @@ def small(**changes):
 
 
 def teller(attention=None, **settings):
-    return ShowAndTell(FeatureMap(1, 12, 16, width=8), 40, 16, attention, **settings).eval()
+    return ShowAndTell(FeatureMap(1, 12, 4, 16, width=8), 40, 16, attention, **settings).eval()
 
 
 # against `transformers` -----------------------------------------------------------------------------------------------
@@ -234,10 +234,7 @@ def test_images_of_another_size():
 @torch.no_grad()
 def test_map_sees_its_window_and_knows_where():
     "A change of a pixel reaches no vector further than the convolutions do, and equal windows differ by their place."
-    net = FeatureMap(1, 40, 16, width=4).eval()
-    for part in net.layers:
-        if isinstance(part, nn.GroupNorm):  # which sees everything
-            part.forward = lambda x: x
+    net = FeatureMap(1, 40, 4, 16, width=4).eval()
     images = torch.zeros(1, 1, 40, 40)
     before, images = net(images), images.clone()
     images[0, 0, 17, 17] = 1
@@ -300,7 +297,9 @@ def test_refusals(unchecked):
     with pytest.raises(ValueError, match=says("eos_id=40")):
         teller(eos_id=40)
     with pytest.raises(ValueError, match=says("image_size=13")):
-        FeatureMap(1, 13, 16)
+        FeatureMap(1, 13, 4, 16)
+    with pytest.raises(ValueError, match=says("window=5")):
+        FeatureMap(1, 15, 5, 16)
     with pytest.raises(ValueError, match=says("mask", "drop it")):
         teller().generate(images, 4, mask=torch.ones(2, 9, dtype=torch.bool))
 
@@ -346,7 +345,7 @@ def test_things_lie_as_the_scene_says():
             if scene.relation:
                 down, right = middle[1] - middle[0]
                 along, across = (down, right) if scene.relation == "above" else (right, down)
-                assert along >= 10 and abs(across) <= 4
+                assert along >= 8 and abs(across) <= 7 < along + 8 and along > abs(across)
 
 
 def test_drawn_again_and_restyled():

@@ -158,7 +158,7 @@ def captioner_(dropout=0.0, n_layers=2, max_len=24):
 
 
 def teller_(*attention):
-    return lambda dropout=0.0, n_layers=1: ShowAndTell(FeatureMap(1, SIDE, 16, width=8), V, 16, *attention, dropout=dropout)
+    return lambda dropout=0.0, n_layers=1: ShowAndTell(FeatureMap(1, SIDE, 4, 16, width=8), V, 16, *attention, dropout=dropout)
 
 
 MODERN = dict(norm="rms", norm_first=True, activation="gelu_tanh", gated=True, bias=False, positions="learned", shared_vocab=True)
