@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+import test_invariants
 import torch
 import torch.nn.functional as F
 import transformers
@@ -17,9 +18,9 @@ from annotated_nlp.captioning import Captioner, CaptionerConfig, FeatureMap, Sho
 from annotated_nlp.gpt import GPTConfig
 from annotated_nlp.vit import ViT, ViTConfig
 from parity import close
-from test_invariants import unchecked  # noqa: F401  as a user has the package
 from twins import as_saved
 
+unchecked = test_invariants.unchecked  # as a user has the package
 VISION = dict(hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48, image_size=12, patch_size=4)
 WORDS = dict(vocab_size=40, n_positions=24, n_embd=32, n_head=4, n_layer=2, add_cross_attention=True, is_decoder=True)
 SPECIAL = dict(decoder_start_token_id=2, eos_token_id=3, pad_token_id=0)
