@@ -506,11 +506,8 @@ def _fingerprint(
     layout: Layout, theirs: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]
 ) -> str:
     "Sixteen bytes that change with any name, shape and bit, and any setting that gives them meaning."
-    said = {
-        name: given for name, given in layout.options(theirs).items() if name != "dropout"
-    }
-    options = {x: given[x] for given in said.values() for x in given}
-    digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
+    said = json.dumps(layout.meaning(theirs), sort_keys=True)
+    digest = blake2b(said.encode(), digest_size=16)
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         values = rearrange(tensor.cpu(), "... -> (...)").contiguous()

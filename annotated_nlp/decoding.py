@@ -291,7 +291,7 @@ class Generates:
     @torch.no_grad()
     def generate(
         self,
-        ids: Int[Tensor, "b n"],
+        ids: Int[Tensor, "b n"] | Float[Tensor, "b channels height width"],
         max_new_tokens: int,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -304,7 +304,7 @@ class Generates:
         pad_id: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "b new"]:
-        """The new tokens that the model writes after each prompt, or for each source, in `ids`.
+        """The new tokens that the model writes after each prompt, or for each source (text or image), in `ids`.
 
         Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis of
         `beam_search`; otherwise tokens are drawn as by `sample`. `mask` is True at the real tokens

@@ -38,6 +38,7 @@ from annotated_nlp.bert_family import (
     XLNet,
     XLNetConfig,
 )
+from annotated_nlp.captioning import Captioner, CaptionerConfig, FeatureMap, ShowAndTell
 from annotated_nlp.contextual import LSTMConfig, LSTMLanguageModel
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
@@ -149,6 +150,17 @@ def seq2seq_(*attention, **settings):
     return lambda **changes: Seq2Seq(Seq2SeqConfig(V, V, **dict(d_model=16, n_layers=2) | settings | changes), *attention)
 
 
+def captioner_(dropout=0.0, n_layers=2, max_len=24):
+    sizes = dict(n_heads=4, d_ff=48, n_layers=n_layers, dropout=dropout)
+    encoder = ViTConfig(image_size=SIDE, patch_size=4, n_channels=1, d_model=24, **sizes)
+    decoder = GPTConfig(vocab_size=V, max_len=max_len, d_model=32, **sizes)
+    return loud(Captioner(CaptionerConfig(encoder=encoder, decoder=decoder, bos_id=2, eos_id=3, pad_id=0)))
+
+
+def teller_(*attention):
+    return lambda dropout=0.0, n_layers=1: ShowAndTell(FeatureMap(1, SIDE, 4, 16, width=8), V, 16, *attention, dropout=dropout)
+
+
 MODERN = dict(norm="rms", norm_first=True, activation="gelu_tanh", gated=True, bias=False, positions="learned", shared_vocab=True)
 
 
@@ -158,7 +170,7 @@ class Case(NamedTuple):
     `build(**changes)` makes it small, in float32 on the CPU, for V tokens and at least 24 places, with two layers;
     `dropout` and `n_layers` may be changed, and `positions` for one that is `unordered`. `takes` names the arguments of its call:
     "pair": src, tgt, src_mask; "prefix": ids, each position seeing what came before; "text": ids, mask;
-    "images": images. `start(model, inputs)` gives the state from which `model.step` begins.
+    "images": images; "caption": images, ids. `start(model, inputs)` gives the state from which `model.step` begins.
     """
 
     name: str
@@ -173,6 +185,7 @@ class Case(NamedTuple):
 translator = partial(Case, takes="pair", start=lambda model, x: model.start(x["src"], x["src_mask"]))
 rnn = partial(translator, compiles=False, empty_rows=False)
 writer = partial(Case, takes="prefix", start=lambda model, x: model.start(x["ids"][:, :0]))
+describer = partial(Case, takes="caption", start=lambda model, x: model.start(x["images"]))
 MODELS = [
     translator("transformer", transformer_(), unordered=True),
     translator("transformer-modern", transformer_(**MODERN), unordered=True),
@@ -195,6 +208,9 @@ MODELS = [
     Case("xlnet", xlnet_(), "text"),
     Case("vit", vit_(), "images"),
     Case("deit", vit_(BothHeads), "images"),
+    describer("captioner", captioner_),
+    describer("seq2seq-teller", teller_(), compiles=False),
+    describer("seq2seq-teller-attention", teller_(dot_product_attention), compiles=False),
 ]
 FIRST = MODELS[0]._replace(build=transformer_(n_layers=1))  # the one that is broken on purpose below
 READER = Case("bert", reader_(BertForMaskedLM, BertConfig), "text")  # and a smaller one, where compiling takes seconds
@@ -208,7 +224,7 @@ def over(condition=lambda case: True):
 
 
 def causal(case):
-    return case.takes in ("pair", "prefix")
+    return case.takes in ("pair", "prefix", "caption")
 
 
 def padded(case):
@@ -251,7 +267,7 @@ def inputs(case, device, lengths=LENGTHS, extra=0):
     ids, tgt = torch.randint(4, V, (b, max(lengths))), torch.randint(4, V, (b, TARGET))
     ids = F.pad(ids, (0, extra)).where(mask, 0)
     x = {"pair": dict(src=ids, tgt=tgt, src_mask=mask), "prefix": dict(ids=tgt), "text": dict(ids=ids, mask=mask),
-         "images": dict(images=torch.randn(b, 1, SIDE, SIDE))}[case.takes]
+         "images": dict(images=torch.randn(b, 1, SIDE, SIDE)), "caption": dict(images=torch.randn(b, 1, SIDE, SIDE), ids=tgt)}[case.takes]
     return {name: value.to(device) for name, value in x.items()}
 
 
@@ -456,6 +472,7 @@ WRONG = {
     "prefix": [(dict(ids=torch.full((9,), 5)), "ids", "n"), (dict(ids=torch.full((4, 9), 5.0)), "ids", "b")],
     "text": [(dict(ids=torch.full((9,), 5)), "ids", "n"), (dict(mask=torch.ones(4, 6, dtype=torch.bool)), "mask", "[nm]"),
              (dict(mask=torch.ones(3, 7, dtype=torch.bool)), "mask", "b")],
+    "caption": [(dict(ids=torch.full((3, 9), 5)), "ids", "b"), (dict(ids=torch.full((9,), 5)), "ids", "n"), (dict(images=torch.zeros(4, SIDE, SIDE)), "images", "b")],
     "images": [(dict(images=torch.zeros(4, SIDE, SIDE)), "images", "b"), (dict(images=torch.zeros(4, 1, SIDE, SIDE, dtype=torch.long)), "images", "b")],
 }
 

@@ -44,7 +44,7 @@ ENCODER, DECODER = 2 + 2, 2 + 3 + 2
 HEADS = [Case(f"bert-{head.__name__[7:]}", bert_(head), "text")
          for head in (BertForPreTraining, BertForSequenceClassification)]
 # DeBERTa's decoder uses a block again, XLNet keeps its matrices head by head, as its files do, and CANINE has three encoders
-OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "awd-lstm", "deberta-decoder", "xlnet", "canine"
+OTHERS = "seq2seq-lstm", "seq2seq-gru", "seq2seq-attention", "seq2seq-teller", "seq2seq-teller-attention", "awd-lstm", "deberta-decoder", "xlnet", "canine"
 CASES = {case.name: case for case in MODELS + HEADS if case.name not in OTHERS}
 PRODUCTS = {
     "transformer": Products(ENCODER + DECODER, 1), "transformer-modern": Products(ENCODER + DECODER, 1),
@@ -53,6 +53,7 @@ PRODUCTS = {
     "bert": Products(ENCODER + 1, 1), "electra-generator": Products(ENCODER + 2, 1), "electra": Products(ENCODER + 3),
     "roberta": Products(ENCODER + 1, 1), "albert": Products(ENCODER + 2, 1),
     "deberta": Products(ENCODER + 2 + 1, 1),  # two for distances
+    "captioner": Products(ENCODER + 1 + DECODER, 2),  # one between the two; a patch's and the tied embedding's
     "vit": Products(ENCODER + 1, 1), "deit": Products(ENCODER + 2, 1),
     "bert-PreTraining": Products(ENCODER + 3, 1), "bert-SequenceClassification": Products(ENCODER + 2),
 }

@@ -452,9 +452,9 @@ def from_start(search, **options):
 
     def write(model, x, n):
         with torch.no_grad():
-            source = [x[name] for name in ("src", "src_mask") if name in x]
+            source = [x[name] for name in ("src", "src_mask", "images") if name in x]
             state = model.eval().start(*source) if source else model.eval().start(x["ids"][:, :-1])
-            first = x["tgt"][:, 0] if source else x["ids"][:, -1]
+            first = x["tgt"][:, 0] if "tgt" in x else x["ids"][:, -1]
             return search(model.step, state, first, max_new_tokens=n, stop_id=RARE, **options)
 
     return write
@@ -466,7 +466,7 @@ def generate(lengths=False, **options):
 
 
 def stepper(case):
-    room = dict(max_len=TARGET + MOST) if case.name.startswith(("transformer", "gpt")) else {}
+    room = dict(max_len=TARGET + MOST) if case.name.startswith(("transformer", "gpt", "captioner")) else {}
     return lambda: (made(case, "cpu", **room), inputs(case, "cpu"))
 
 
