@@ -114,6 +114,10 @@ def _collect(terms: Iterable[tuple[tuple, Fraction]]) -> _Sum:
     return tuple(kept)
 
 
+def _varies(part: tuple | str | int | Fraction) -> bool:
+    return part == ("x",) or isinstance(part, tuple) and any(map(_varies, part))
+
+
 def _number(c: Fraction | int) -> _Sum:
     return (((), Fraction(c)),) if c else ()
 
@@ -142,7 +146,10 @@ def _product(factors: Sequence[tuple], c: Fraction) -> _Sum:
             exponent = _add(exponent, _scale(base[1], power))
         else:
             powers[base] = powers.get(base, 0) + power
-    kept, outside = [(("exp", exponent), _UNIT)] if exponent else [], []
+    fixed = tuple(term for term in exponent if not _varies(term[0]))
+    free = tuple(term for term in exponent if _varies(term[0]))
+    kept = [(("exp", part), _UNIT) for part in (fixed, free) if part]
+    outside = []
     for base, power in powers.items():
         if base[0] == "int" and floor(power):
             c, power = c * Fraction(base[1]) ** floor(power), power - floor(power)
@@ -229,7 +236,7 @@ def _exp(a: _Sum) -> _Sum:
             result = _multiply(result, _power(base[1], c))
         else:
             rest.append((product, c))
-    return _multiply(result, _of("exp", tuple(rest))) if rest else result
+    return _multiply(result, _product(((("exp", tuple(rest)), _UNIT),), _UNIT))
 
 
 def _log(a: _Sum) -> _Sum:
@@ -360,10 +367,6 @@ def terms(tree: Tree) -> list[tuple[Tree, Tree]]:
 def without_constant(tree: Tree) -> Tree:
     """The simplified tree without the terms that have no x: of antiderivatives, which are equal up to a constant."""
     return _tree(tuple(term for term in _normal(tree) if _varies(term[0])))
-
-
-def _varies(part: tuple | str | int | Fraction) -> bool:
-    return part == ("x",) or isinstance(part, tuple) and any(map(_varies, part))
 
 
 def skeleton(tree: Tree) -> str:
