@@ -14,7 +14,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import takewhile
 from numbers import Real
 from textwrap import indent
@@ -63,7 +63,7 @@ def differentiate(tree: Tree) -> Tree:
     return ("*", outer[name], du)
 
 # %% ../nbs/22_inverse.ipynb #72b90758
-@lru_cache(maxsize=None)
+@cache
 def shapes(empty: int, operators: int) -> int:
     """In how many ways `empty` open positions of a tree can be filled with so many operators and leaves.
 
@@ -208,7 +208,7 @@ def with_slope(
     return u**v, u**v * (dv * u.log() + v * du / u)
 
 
-@lru_cache(maxsize=None)
+@cache
 def points(n: int = 8, seed: int = 0) -> Complex[Tensor, "n"]:
     """Random complex numbers near the real line between 0.3 and 1.3, where formulas are seldom singular or huge."""
     checks.integers(n=n)
