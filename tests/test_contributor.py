@@ -63,7 +63,7 @@ def test_the_command_says_what_is_wrong(arguments, words):
     assert subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout == before
 
 
-@pytest.mark.parametrize("name,after", [("23_big_models", "21_captioning"), ("99_last", "21_captioning"), ("02_more", "01_data")])
+@pytest.mark.parametrize("name,after", [("23_big_models", "22_inverse"), ("99_last", "22_inverse"), ("02_more", "01_data")])
 def test_it_stands_in_the_sidebar(name, after, tree):
     new_chapter.lay_out(name, tree)
     old, new = (list(entries(file)) for file in (ROOT / "_quarto.yml", tree / "_quarto.yml"))
