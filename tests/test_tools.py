@@ -168,7 +168,8 @@ def test_outputs_are_stored_without_debris():
     warning = new_output("stream", name="stderr", text="warning")
     printed = new_output("stream", name="stdout", text="a\n10%\r90%\rdone\nb\n")
     result = new_output("execute_result", data={"text/plain": "3"})
-    cell = new_code_cell("", outputs=[warning, printed, result])
+    bar = new_output("display_data", data={"text/plain": "0%", "application/vnd.jupyter.widget-view+json": {"model_id": "x"}})
+    cell = new_code_cell("", outputs=[warning, bar, printed, result])
     chapters._without_debris(cell)
     assert [output.get("text") for output in cell.outputs] == ["a\ndone\nb\n", None] and cell.outputs[1] == result
 

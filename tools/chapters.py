@@ -24,6 +24,8 @@ def _without_debris(cell) -> None:
     "Drop what progress bars and warnings leave on the error stream: the page shows results."
     kept = []
     for output in cell.get("outputs", []):
+        if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+            continue  # where ipywidgets is installed, a bar is a widget, and dead on a page
         if output.output_type == "stream":
             output.text = re.sub(r"[^\n]*\r", "", output.text)
         if output.output_type != "stream" or output.name == "stdout" and output.text.strip():
