@@ -1,5 +1,7 @@
 "What several files of tests share."
 
+import setuptools  # noqa: F401  first: torch.compile imports it late, which fails where the standard distutils was loaded before
+
 import os
 
 import jaxtyping
