@@ -19,13 +19,14 @@ from importlib.resources import files
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange, reduce, repeat
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -429,12 +430,13 @@ def open_search(
     encoder = Pooled(Bert.from_pretrained(source, pooler=False)).eval()
     tokenizer = tokenization.load(source)
     digest = hashlib.sha256("\n".join([name, *map(str, paragraphs)]).encode())
-    file = folder / f"{name}-{digest.hexdigest()[:16]}.pt"
+    file = folder / f"{name}-{digest.hexdigest()[:16]}.safetensors"
     try:
-        kept = torch.load(file, weights_only=True)
-        encoder.load_state_dict(kept["learned"], strict=False)
-        return Search(paragraphs, encoder, tokenizer, vectors=kept["vectors"])
-    except (OSError, EOFError, KeyError, RuntimeError, ValueError, UnpicklingError):
+        kept = load_file(file)
+        vectors = kept.pop("vectors")
+        encoder.load_state_dict(kept, strict=name != "MiniLM")
+        return Search(paragraphs, encoder, tokenizer, vectors=vectors)
+    except (OSError, KeyError, RuntimeError, ValueError, SafetensorError):
         pass  # not there, or written by half: computed below
     print(
         f"The first time, {name} reads {len(paragraphs):,} paragraphs, which may take a minute or two.",
@@ -449,7 +451,7 @@ def open_search(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        torch.save(dict(vectors=search.vectors, learned=learned), part)
+        save_file(learned | dict(vectors=search.vectors), part)
         part.replace(file)
     except OSError as problem:
         print(f"It can't be kept for the next time: {problem}", file=sys.stderr)
