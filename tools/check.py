@@ -11,7 +11,7 @@ from pathlib import Path
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters, format, owner, paragraphs, readme
+from . import chapters, colab, format, owner, paragraphs, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK_LIMIT = 1_500_000  # bytes
@@ -24,11 +24,12 @@ def _generated(root: Path) -> dict[Path, bytes]:
 
 
 def mend() -> None:
-    "Format and export the package, clean the notebooks, write addresses, the README, the paragraphs and the API page."
+    "Format and export the package, clean the notebooks; write addresses, first cells, README, paragraphs and API page."
     owner.write()
     format.mend()
     nbdev_clean()
     nbdev_export()
+    colab.write()  # it reads the package
     readme.write()
     paragraphs.write()
     chapters.run(chapters.NBS / "api.ipynb")  # signatures, docstrings and the lines that they stand in

@@ -10,7 +10,7 @@ import nbformat
 from nbdev.clean import nbdev_clean
 from nbdev.doclinks import nbdev_export
 
-from . import chapters
+from . import chapters, colab
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "tools" / "chapter.txt"
@@ -65,6 +65,7 @@ def lay_out(name: str, root: Path) -> Path:
     sidebar, path = root / "_quarto.yml", root / "nbs" / f"{name}.ipynb"
     text = listed(sidebar.read_text(encoding="utf-8"), name)
     nbformat.write(notebook(name), path)
+    colab.write([path])
     sidebar.write_text(text, encoding="utf-8")
     return path
 
