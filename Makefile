@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site slides test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -46,6 +46,9 @@ endif
 
 site: .venv/.site  ## build the site and no more
 	@$(BIN)/python -m tools.site build
+
+slides: .venv/.site  ## a deck of slides for each chapter, for lecturers, in _slides/ (NAMES="05_attention"; needs Quarto)
+	@$(BIN)/python -m tools.slides $(NAMES)
 
 test: .venv/.dev sync  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test
@@ -88,4 +91,4 @@ export: .venv/.dev  ## write the package, the README and the API page from the n
 	@$(BIN)/python -m tools.check mend
 
 clean:  ## remove the built site and caches (not .venv)
-	@rm -rf _site _proc dist build .pytest_cache .hypothesis .ruff_cache *.egg-info
+	@rm -rf _site _proc _slides dist build .pytest_cache .hypothesis .ruff_cache *.egg-info

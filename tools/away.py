@@ -32,7 +32,8 @@ def build(folder: Path) -> Path:
 
     From a copy: the repository stays clean. By the setuptools that is here: nothing is fetched.
     """
-    skip = shutil.ignore_patterns(".*", "_site", "_proc", "build", "dist", "*.egg-info", "__pycache__", "runs")
+    skip = shutil.ignore_patterns(".*", "_site", "_slides", "_proc", "build", "dist", "*.egg-info",
+                                  "__pycache__", "runs")
     shutil.copytree(ROOT, folder / "source", ignore=skip, symlinks=True)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=folder / "source")
     (wheel,) = folder.glob("*.whl")

@@ -39,7 +39,8 @@ def sync() -> int:
     "Mend a copy of the tree, compare, and say what differs; the tree itself stays as it is."
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / ROOT.name
-        ignore = shutil.ignore_patterns(".venv", ".git", "_site", "_proc", "__pycache__", ".ipynb_checkpoints", "runs")
+        ignore = shutil.ignore_patterns(".venv", ".git", "_site", "_slides", "_proc", "__pycache__",
+                                        ".ipynb_checkpoints", "runs")
         shutil.copytree(ROOT, copy, ignore=ignore, symlinks=True)
         subprocess.run([sys.executable, "-m", "tools.check", "mend"], cwd=copy, check=True,
                        env={**os.environ, "PYTHONPATH": str(copy)}, stdout=subprocess.DEVNULL)

@@ -26,7 +26,7 @@ BARE = re.compile(r"^(?:class|def) \w*bare", re.I | re.M)
 PROTECTED = re.compile(r"\$[^$]+\$|`[^`]+`|!?\[[^]]*\]\([^)]*\)")
 CALLOUT = re.compile(r"^:::+ \{.*?^:::+$", re.M | re.S)
 PIECE = re.compile(r"^#{2,4} (?P<heading>[^\n]+)$|\$\$(?P<formula>.+?)\$\$", re.M | re.S)
-CODE_LINES, WORDS = 24, 85  # to a slide
+CODE_LINES, WORDS, LONGEST = 24, 85, 110  # to a slide; the last for a question
 PROJECT = """project:
   type: default
 format:
@@ -137,7 +137,14 @@ def code_slides(title: str, text: str) -> Iterator[Slide]:
         lines = lines[end:]
     for part in [*cut, lines]:
         code = textwrap.dedent("\n".join(part).strip("\n"))
-        yield Slide("code", title, f"```python\n{code}\n```")
+        size = min(19, 2100 // max(map(len, code.splitlines())))  # 1,270 pixels for letters 0.6 as wide as high
+        yield Slide("code", title, f'::: {{style="--code: {size}px"}}\n```python\n{code}\n```\n:::')
+
+
+def question(prose: list[str]) -> str:
+    "The page's first paragraphs, as far as a question, if they are short enough; else the first one."
+    asked = [i for i, text in enumerate(prose) if "?" in text and len(" ".join(prose[: i + 1]).split()) <= LONGEST]
+    return "\n\n".join(prose[: asked[-1] + 1] if asked else prose[:1])
 
 
 def formula_slides(title: str, text: str, found: re.Match) -> Slide:
@@ -178,8 +185,7 @@ def extract(nb: dict) -> tuple[str, str, list[Slide]]:
             body, _, summary = text.partition("## Summary\n")
             prose = paragraphs(body)
             if prose and not any(slide.kind == "question" for slide in found):
-                question = [prose[0], *(prose[1:2] if len(f"{prose[0]} {prose[1:2]}".split()) < WORDS else [])]
-                found.append(Slide("question", "The question", "\n\n".join(question)))
+                found.append(Slide("question", "The question", question(prose)))
             body = CALLOUT.sub("", body)
             for piece in PIECE.finditer(body):
                 if piece["heading"]:
