@@ -186,5 +186,34 @@ def test_sidebar_reaches_every_page(visit):
     assert set(PAGES) - {"404.html"} <= reached
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_front_page_says_in_one_screen_what_the_book_is(visit, scheme):
+    "Three doors, two commands, a drawing, a live model and a result, side by side; no model is fetched before a click."
+    page = visit("index.html", viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    fetched = []
+    page.on("request", lambda request: fetched.append(urlsplit(request.url).path))
+    parts = page.locator(".front .doors li, .front .intro pre, .front .cell:has(figure), .front .annotated-viewer")
+    assert parts.count() == 3 + 1 + 2 + 1
+    boxes = [part.bounding_box() for part in parts.all()]
+    assert all(box["y"] + box["height"] <= 805 and box["x"] + box["width"] <= 1280 for box in boxes[:4])
+    figures = page.locator(".front figure img").evaluate_all("all => all.map(img => img.getBoundingClientRect().bottom)")
+    viewer = page.locator(".front .annotated-viewer").bounding_box()
+    assert len(figures) == 2 and max(*figures, viewer["y"] + viewer["height"]) <= 800
+    doors = page.locator(".front .doors li").all_inner_texts()
+    assert [door.split(":")[0] for door in doors] == ["Read", "Run", "Import"]
+    assert page.locator(".front .intro pre").inner_text().split("\n")[0].startswith("make book")
+    assert not [path for path in fetched if "/models/" in path] and page.wrong == []
+    page.locator(".front .annotated-viewer").get_by_role("button", name="Fill").click()
+    page.wait_for_timeout(500)
+    assert [path for path in fetched if path.endswith("/models/reviews-bert.json")]
+
+
+@pytest.mark.parametrize("width", [390, 720, 1000, 1200, 1440, 1920])
+def test_the_front_page_keeps_within_the_window(visit, width):
+    page = visit("index.html", viewport={"width": width, "height": 800}, color_scheme="light")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".front").evaluate("front => front.getBoundingClientRect().right") <= width
+
+
 def test_links_lead_somewhere():
     assert site.broken_links() == []

@@ -190,18 +190,36 @@ def test_all_chapters_are_run_in_order():
     assert {"api.ipynb", "plots.ipynb", "lab/index.ipynb"} <= set(names)
 
 
-def test_readme_leads_to_the_site(tmp_path, monkeypatch):
-    "Links to notebooks lead to the published pages, pictures to the hosted files; the rest stays, Colab's cell goes."
-    text = "[a](01_data.ipynb) [b](lab/index.ipynb#rules) [c](http://x.org/y.ipynb) [d](#at) ![e](images/f.svg) `f`"
-    cells = new_markdown_cell("# Title"), new_code_cell('"google.colab" in sys.modules'), new_markdown_cell(text)
+def home(tmp_path, monkeypatch, *cells):
     (tmp_path / "nbs").mkdir()
     nbformat.write(new_notebook(cells=list(cells)), tmp_path / "nbs" / "index.ipynb")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     settings = SimpleNamespace(doc_host="https://us.org", doc_baseurl="/book", user="us", repo="book", branch="main")
     monkeypatch.setattr(readme, "get_config", lambda: settings)
+
+
+def test_readme_leads_to_the_site(tmp_path, monkeypatch):
+    "Links to notebooks lead to the published pages, pictures to the hosted files; the rest stays, folded cells go."
+    text = "[a](01_data.ipynb) [b](lab/index.ipynb#rules) [c](http://x.org/y.ipynb) [d](#at) ![e](images/f.svg) `f`"
+    folded = new_code_cell('#| code-fold: true\nif "google.colab" in sys.modules: pass')
+    home(tmp_path, monkeypatch, new_markdown_cell("# Title"), folded, new_markdown_cell(text))
     assert readme.readme() == (
         "# Title\n\n[a](https://us.org/book/01_data.html) [b](https://us.org/book/lab/index.html#rules) "
         "[c](http://x.org/y.ipynb) [d](#at) ![e](https://raw.githubusercontent.com/us/book/main/nbs/images/f.svg) `f`\n")
+
+
+def test_readme_shows_the_front_page_s_figures(tmp_path, monkeypatch):
+    "As pictures beside the book's, with alternative text and caption; what is live only on the site goes, and so do its frames."
+    figure = new_output("display_data", data={"image/png": "iVBORw0KGgo=", "text/plain": "<Figure>"})
+    drawn = '#| echo: false\n#| fig-cap: "What is seen."\n#| fig-alt: "Three boxes."\ndrawing'
+    live = new_code_cell("#| echo: false\nlive", outputs=[new_output("display_data", data={"text/html": "<script>"})])
+    frame, end = new_markdown_cell("::::: {.front}\n::: {.doors}\n- one\n:::"), new_markdown_cell(":::::\n\nText.")
+    home(tmp_path, monkeypatch, frame, new_code_cell(drawn, outputs=[figure]), live, end, new_code_cell("shown = 1"))
+    hosted = "https://raw.githubusercontent.com/us/book/main/nbs/images/front_1.png"
+    assert readme.readme() == f"- one\n\n![Three boxes.]({hosted})\n\n*What is seen.*\n\nText.\n\n\n```python\nshown = 1\n```\n"
+    (tmp_path / "nbs" / "images").mkdir()
+    readme.write()
+    assert (tmp_path / "nbs" / "images" / "front_1.png").read_bytes() == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_owner_is_written_everywhere_from_the_settings(tmp_path, monkeypatch):
