@@ -429,7 +429,7 @@ def test_in_jupyterlab_python_answers(browser, widgets, name, press, told):
 
 # The book's pages
 
-PAGES = {"09_gpt": ("Write", "calls of the model so far"), "10_bert": ("Fill", "Filled in")}
+PAGES = {"index": ("Fill", "Filled in"), "09_gpt": ("Write", "calls of the model so far"), "10_bert": ("Fill", "Filled in")}
 
 
 @pytest.mark.parametrize("name", [*PAGES, "live"])

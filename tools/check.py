@@ -18,7 +18,7 @@ NOTEBOOK_LIMIT = 1_500_000  # bytes
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
-    "Everything that a tool writes in whole or part and that is committed: notebooks, package, README with its pictures, paragraphs."
+    "Everything that a tool writes in whole or part and that is committed: notebooks, package, README, pictures."
     files = [*owner.files(root), *root.glob("annotated_nlp/**/*.py"), root / "README.md", root / paragraphs.FILE,
              *root.glob("nbs/images/front_*.png")]
     return {f.relative_to(root): f.read_bytes() for f in files if f.exists()}

@@ -33,7 +33,8 @@ def readme(root: Path | None = None) -> str:
         if cell.cell_type == "code" and (HIDDEN.search(cell.source) or figures):
             for _ in figures:
                 shown += 1
-                alt, caption = (re.search(rf'^#\| {name}: "(.+)"$', cell.source, re.M)[1] for name in ("fig-alt", "fig-cap"))
+                told = (re.search(rf'^#\| {name}: "(.+)"$', cell.source, re.M) for name in ("fig-alt", "fig-cap"))
+                alt, caption = (found[1] for found in told)
                 kept.append(nbformat.v4.new_markdown_cell(f"![{alt}](images/front_{shown}.png)\n\n*{caption}*"))
         elif cell.source:
             kept.append(cell)
