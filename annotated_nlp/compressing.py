@@ -196,17 +196,18 @@ class Integers(Compact):
         """x W^T + b; of whole rows of 8 bits by integers, with x rounded to 8 bits."""
         if self.levels is not None or self.scale.shape[1] > 1:
             return super().product(x, bias)
-        step = x.detach().float().abs().amax(-1, keepdim=True)
+        # Flat before it is rounded, or a compiled program gives a single row stride 0, which _int_mm misreads
+        # (github.com/pytorch/pytorch/issues/195066). Not by einops, which for one row takes as long as the product.
+        flat = torch.atleast_2d(x.detach()).flatten(0, -2)
+        step = flat.float().abs().amax(-1, keepdim=True)
         step = step.clamp(min=torch.finfo(torch.float32).tiny) / 127
-        codes = (x.detach() / step).round()
+        codes = (flat / step).round()
         learns = x.requires_grad or bias is not None and bias.requires_grad
         if learns and torch.is_grad_enabled() or x.device.type != "cpu":
-            straight = (codes * step).to(x.dtype) + (x - x.detach())
+            straight = (codes * step).to(x.dtype).view_as(x) + (x - x.detach())
             return F.linear(straight, self.dense(), bias)
-        # not by einops, which for a single vector would take as long as the product
-        flat = torch.atleast_2d(codes.to(torch.int8)).flatten(0, -2)
-        whole = torch._int_mm(flat, self.codes.T).flatten()
-        y = whole.unflatten(0, (*x.shape[:-1], self.shape[0])) * step * self.scale[:, 0]
+        whole = torch._int_mm(codes.to(torch.int8), self.codes.T)
+        y = (whole * step * self.scale[:, 0]).view(*x.shape[:-1], self.shape[0])
         return (y if bias is None else y + bias).to(x.dtype)
 
 # %% ../nbs/17_compressing.ipynb #0c0f1da1

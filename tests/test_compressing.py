@@ -110,6 +110,15 @@ def test_integer_product(shape):
     close(slope, ints.dense().sum(0).expand(shape))
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (1, 1, 64), (2, 1, 64), (2, 3, 64)])
+def test_integer_layer_compiled(shape, unchecked):
+    "As by itself; a single row in three dimensions is what a step of generation has, and what PyTorch once misread."
+    torch.compiler.reset()
+    layer, x = quantize(nn.Sequential(nn.Linear(64, 96))), torch.randn(shape)
+    with torch.no_grad():
+        close(torch.compile(layer)(x), layer(x), 1e-5)
+
+
 @pytest.mark.parametrize("shape", [(768, 2304), (768, 768), (3072, 768)])
 def test_integer_layer_beside_pytorchs(shape):
     "As near to the exact layer as PyTorch's own dynamically quantised one, which gives its inputs one bit less."
