@@ -71,6 +71,7 @@ claims: .venv/.dev  ## print what the stored results say of each claim, one JSON
 bench: .venv/.dev  ## time every model beside its peer, and its cost as the work grows (ARGS="--quick" only tries it out, "--fast" swaps our products)
 	@$(BIN)/python -m benchmarks peers $(ARGS)
 	@$(BIN)/python -m benchmarks growth $(ARGS)
+	@$(BIN)/python -m benchmarks switches $(ARGS)
 
 measures: .venv/.dev site  ## store what each page of the site weighs, and what axe finds on it
 	@$(BIN)/python -m tools.measures

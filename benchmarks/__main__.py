@@ -1,4 +1,5 @@
-"""Side by side: `python -m benchmarks` compares, `python -m benchmarks growth` asks how cost grows with the work.
+"""Side by side: `python -m benchmarks` compares, `growth` asks how cost grows with the work, `switches` what can be
+switched on where one text is written.
 
 A run that was interrupted goes on where it was; when all is measured, the result is stored beside the laboratory's.
 """
@@ -19,18 +20,19 @@ from tqdm import tqdm
 
 from annotated_nlp import lab
 
+from . import switches
 from .growth import SWEEPS, sweep
 from .measure import BEAM, MEASURES, Bout
 from .peers import CONTESTS, find_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs"
-PACKAGES = [*lab.PACKAGES, "transformers", *(name for name in ("timm",) if find_spec(name))]
+PACKAGES = [*lab.PACKAGES, "transformers", *(name for name in ("timm", "ctranslate2") if find_spec(name))]
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("peers", "growth"), default="peers")
+    parser.add_argument("what", nargs="?", choices=("peers", "growth", "switches"), default="peers")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these, e.g. BERT-base")
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES, metavar="NAME",
                         help=f"only these of {', '.join(MEASURES)}")
@@ -39,7 +41,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fast", action="store_true", help="our large layers by fast.cpu, stored under another name")
     parser.add_argument("--quick", action="store_true", help="tiny models, two rounds: does it work?")
     args = parser.parse_args(argv)
-    known = sorted({contest.name for contest in CONTESTS})
+    known = sorted({contest.name for contest in CONTESTS} | {*switches.NAMES})
     if strange := set(args.models or ()) - set(known):
         parser.error(f"no model {', '.join(sorted(strange))}; there are: {', '.join(known)}")
     return args
@@ -172,6 +174,23 @@ def growth(args: argparse.Namespace) -> int:
     return 0
 
 
+def one_text(args: argparse.Namespace) -> int:
+    "What can be switched on where one text at a time is written, on the CPU."
+    if lab.device() != "cpu" and not args.quick:
+        print("Switches are measured on a CPU: set CUDA_VISIBLE_DEVICES to nothing.")
+        return 0
+    rounds = 2 if args.quick else args.rounds
+    settings = dict(seed=0, rounds=rounds, compile=not args.no_compile)
+    store = Store("bench_switches", "make bench", settings, switches.NAMES, args.quick)
+    for name in (bar := tqdm(args.models or store.wanted, leave=False, disable=not sys.stderr.isatty())):
+        bar.set_description(name)
+        store.add(name, lambda: switches.compare(name, rounds, args.quick, settings["compile"]))  # noqa: B023
+    print(lab.machine())
+    print("\n".join(map(switches.told, store.rows.values())))
+    print(store.finish())
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -182,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     transformers.logging.disable_progress_bar()
     # All that is compiled comes from the same few lines, and beyond a limit PyTorch would silently compile no more.
     with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
-        return (growth if args.what == "growth" else peers)(args)
+        return dict(peers=peers, growth=growth, switches=one_text)[args.what](args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 "The benchmarks compare before they time, say what they measured, and can be cut off."
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from annotated_nlp import fast, lab
 from annotated_nlp.fast import affine
 from benchmarks import __main__ as bench
-from benchmarks import growth, measure, peers
+from benchmarks import growth, measure, peers, switches
 from test_lab import KEYS
 from torch import nn
 
@@ -282,3 +283,47 @@ def test_stored_result_belongs_to_the_present_sizes(file):
         assert {key: now[key] for key in record["settings"]["sizes"] if "timm" not in key} == {
             key: size for key, size in record["settings"]["sizes"].items() if "timm" not in key}
         assert record["settings"]["rounds"] >= 10 and record["settings"]["compile"]
+
+
+# What can be switched on
+
+
+def test_switches(runs, capsys):
+    assert bench.main(["switches", "--quick", "--no-compile"]) == 0
+    rows = stored(runs)["numbers"]["rows"]
+    assert [row["model"] for row in rows] == [*switches.NAMES]
+    for row in rows:
+        ways = {(way["side"], way["way"]): way for way in row["ways"]}
+        assert {("ours", "plain"), ("ours", "fast.cpu"), ("ours", "int8"), ("theirs", "dynamic"), ("theirs", "static")} <= {*ways}
+        assert all(way["same"] == 1 for (_, name), way in ways.items() if "int8" not in name)
+        assert ways["theirs", row["best"]]["ratio"] == 1 and row["bandwidth"] > 1e8
+        plain, rounded = ways["ours", "plain"], ways["ours", "int8"]
+        assert 2 < plain["bytes"] / rounded["bytes"] < 4 and plain["limit"] < rounded["limit"]
+    text = {way["way"]: way for way in rows[0]["ways"] if way["side"] == "ours"}
+    assert "speculative" in text and 0 < text["int8"]["bits_per_byte"] - text["plain"]["bits_per_byte"] + 0.01 < 0.02
+    printed = capsys.readouterr().out
+    assert "speculative, int8" in printed and "Stored in" in printed
+
+
+def test_a_way_that_writes_other_tokens_is_refused(monkeypatch):
+    whole = switches.ours
+
+    def wrong(of, compile):
+        ways = whole(of, compile)
+        model, write = ways["fast.cpu"]
+        return ways | {"fast.cpu": (model, lambda prompt: [(write(prompt)[0] + 1) % 90, *write(prompt)[1:]])}
+
+    monkeypatch.setattr(switches, "ours", wrong)
+    with pytest.raises(measure.Different, match="fast.cpu, writes other tokens"):
+        switches.compare("GPT-2 124M", 1, True, False)
+
+
+def test_bits_and_bytes_of_a_model_that_knows_nothing():
+    of = switches.subject("the book's GPT", True)
+    with torch.no_grad():
+        of.gpt.embedding.tokens.weight.zero_()
+    tokens, size = sum(ids.shape[1] - 1 for ids, _ in of.texts), sum(size for _, size in of.texts)
+    assert switches.bits_per_byte(of.gpt, of.texts) == pytest.approx(tokens * math.log2(of.gpt.config.vocab_size) / size)
+    c = of.gpt.config
+    block = 12 * c.d_model**2 + 13 * c.d_model  # d_ff is 4 d; biases and two norms
+    assert switches.read_each_token(of.gpt) == 4 * (c.vocab_size * c.d_model + c.n_layers * block + 2 * c.d_model)

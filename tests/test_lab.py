@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STORED = sorted((ROOT / "annotated_nlp" / "results").glob("*.json"))
 KEYS = {"name", "device", "hardware", "versions", "commit", "command", "when", "wall_s", "settings", "numbers"}
 # Records that are no page's, and the commands that make them.
-OTHERS = {"gpu": "make gpu", "bench": "make bench", "bench_growth": "make bench", "site": "make measures"}
+OTHERS = {"gpu": "make gpu", "bench": "make bench", "bench_growth": "make bench", "bench_switches": "make bench", "site": "make measures"}
 FULL, QUICK = dict(steps=400, digits=(1, 9), lr=1e-3), dict(steps=2, digits=(1, 2), lr=1e-3)
 
 

@@ -1,0 +1,210 @@
+"""What a user can switch on where one text at a time is written, beside what the peers have for it.
+
+All write on from the same beginnings. A way that claims to be exact must write the tokens of transformers' plain
+way; a rounded one is marked by the share of these tokens that it keeps, and ours by its bits a byte too.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from annotated_nlp import fast
+from annotated_nlp.compressing import quantize
+from annotated_nlp.data import movie_reviews
+from annotated_nlp.decoding import greedy
+from annotated_nlp.gpt import GPT
+from annotated_nlp.speculative import lookup, reading, speculate
+from annotated_nlp.tokenization import load
+
+from .measure import Different, interleave
+from .peers import Gpt2, random_ids
+
+Write = Callable[[Tensor], list[int]]  # the tokens that follow a prompt (1 n)
+CT2 = {"CTranslate2": "float32", "CTranslate2, int8": "int8"}
+AHEAD = 4  # tokens that are guessed before the model checks them
+
+
+@dataclass(frozen=True)
+class Subject:
+    "A GPT, beginnings for it to continue with `new` tokens each, and texts (rows, bytes) to mark it by."
+
+    name: str
+    gpt: GPT
+    prompts: list[Tensor]
+    new: int
+    texts: list[tuple[Tensor, int]]
+
+
+def subject(name: str, tiny: bool) -> Subject:
+    "The book's GPT on film reviews, or GPT-2's shape with random weights, which has nothing to say."
+    torch.manual_seed(0)
+    new = 3 if tiny else 48
+    if name == "GPT-2 124M":
+        gpt = Gpt2().ours(tiny).eval()
+        return Subject(name, gpt, [random_ids(gpt.config.vocab_size, 1, 16)], new, [])
+    gpt, tokenizer = GPT.from_pretrained("annotated-nlp/reviews-gpt").eval(), load("annotated-nlp/reviews-gpt")
+    begin = tokenizer.token_to_id("<|endoftext|>")
+    reviews = movie_reviews(split="test")[: 2 if tiny else 200]
+    rows = [[begin, *tokenizer.encode(review.text).ids[:96]] for review in reviews]
+    texts = [(torch.tensor([row]), len(tokenizer.decode(row[1:]).encode())) for row in rows]
+    return Subject(name, gpt, [ids[:, :17] for ids, _ in texts[: 1 if tiny else 6]], new, texts)
+
+
+NAMES = "the book's GPT", "GPT-2 124M"
+
+
+def bits_per_byte(gpt: GPT, texts: list[tuple[Tensor, int]]) -> float:
+    "Of the texts, all but their first token."
+    with torch.no_grad():
+        nats = sum(F.cross_entropy(gpt(ids[:, :-1])[0], ids[0, 1:], reduction="sum").item() for ids, _ in texts)
+    return nats / math.log(2) / sum(size for _, size in texts)
+
+
+def read_each_token(gpt: nn.Module) -> int:
+    "Bytes of weights that one more token has to read: all but the tables of which it needs a row."
+    held = {x.data_ptr(): x for x in (*gpt.parameters(), *gpt.buffers())}
+    held.pop(getattr(gpt.embedding.positions, "table", torch.empty(0)).data_ptr(), None)
+    return sum(x.untyped_storage().nbytes() for x in held.values())
+
+
+def bandwidth(seconds: float = 1.0) -> float:
+    "Bytes a second that the processor reads from memory, by adding up numbers that don't fit into its caches."
+    numbers, best, until = torch.ones(2**27), 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        numbers.sum()
+        best = max(best, 4 * len(numbers) / (time.perf_counter() - started))
+    return best
+
+
+def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
+    "Each way of the book with the model that it runs."
+
+    def plain(gpt: GPT, step: Callable | None = None) -> Write:
+        def write(prompt: Tensor) -> list[int]:
+            state = gpt.start(prompt[:, :-1], max_len=prompt.shape[1] - 1 + of.new)
+            return greedy(step or gpt.step, state, prompt[:, -1].contiguous(), max_new_tokens=of.new).ids[0].tolist()
+
+        return write
+
+    def guessing(gpt: GPT) -> Write:
+        read = reading(gpt)
+
+        def write(prompt: Tensor) -> list[int]:
+            state = gpt.start(prompt[:, :-1], max_len=prompt.shape[1] + of.new + AHEAD)
+            draft = lookup(prompt[0].tolist(), gpt.config.vocab_size)
+            return speculate(read, state, prompt[0, -1:], draft, ahead=AHEAD, max_new_tokens=of.new).ids[0].tolist()
+
+        return write
+
+    swapped, rounded = deepcopy(of.gpt), quantize(deepcopy(of.gpt), 8)
+    fast.cpu(swapped)
+    models = {"plain": of.gpt, "fast.cpu": swapped, "int8": rounded}
+    ways = {name: (gpt, plain(gpt)) for name, gpt in models.items()}
+    if compile:
+        for name, gpt in models.items():
+            ways[f"{name}, compiled"] = gpt, plain(gpt, torch.compile(gpt.step, dynamic=True))
+    if of.texts:
+        ways |= {"speculative": (of.gpt, guessing(of.gpt)), "speculative, int8": (rounded, guessing(rounded))}
+    return ways
+
+
+def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
+    "transformers in its own modes; CTranslate2, in C++, where it is installed."
+    model = Gpt2().theirs(of.gpt)
+
+    def generate(model: nn.Module = model, **how) -> Write:
+        rules = dict(max_new_tokens=of.new, do_sample=False) | how
+
+        def write(prompt: Tensor) -> list[int]:
+            written = model.generate(prompt, attention_mask=torch.ones_like(prompt), **rules)
+            return written[0, prompt.shape[1] :].tolist()
+
+        return write
+
+    ways = {"dynamic": generate(), "static": generate(cache_implementation="static")}
+    if of.texts:
+        ways["prompt lookup"] = generate(prompt_lookup_num_tokens=AHEAD)
+    if compile:
+        quick = Gpt2().theirs(of.gpt)
+        quick.forward = torch.compile(quick.forward)
+        ways["static, compiled"] = generate(quick, cache_implementation="static")
+    if find_spec("ctranslate2"):
+        ways |= {name: translator(of, model, folder / kind, kind) for name, kind in CT2.items()}
+    return ways
+
+
+def translator(of: Subject, model: nn.Module, folder: Path, kind: str) -> Write:
+    "A model of CTranslate2; its tokens are the numbers of ours, written out."
+    import ctranslate2
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    names = [str(i) for i in range(of.gpt.config.vocab_size)]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="0"))
+    model.save_pretrained(folder / "from")
+    ends = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "0")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **ends).save_pretrained(folder / "from")
+    convert = ctranslate2.converters.TransformersConverter(str(folder / "from"))
+    convert.convert(str(folder / "to"), quantization=kind, force=True)
+    made = ctranslate2.Generator(str(folder / "to"), compute_type=kind, intra_threads=torch.get_num_threads())
+    rules = dict(max_length=of.new, min_length=of.new, include_prompt_in_result=False, end_token=[])
+    return lambda prompt: made.generate_batch([[str(i) for i in prompt[0].tolist()]], **rules)[0].sequences_ids[0]
+
+
+def compare(name: str, rounds: int, tiny: bool, compile: bool) -> dict:
+    """Every way's tokens a second, in turn; the tokens are compared first.
+
+    Raises `Different` where a way without rounding writes other tokens.
+    """
+    of = subject(name, tiny)
+    with TemporaryDirectory() as folder, torch.no_grad():
+        mine = ours(of, compile)
+        writers = {("ours", way): write for way, (_, write) in mine.items()}
+        writers |= {("theirs", way): write for way, write in theirs(of, compile, Path(folder)).items()}
+        written = {key: [write(prompt) for prompt in of.prompts] for key, write in writers.items()}
+        wanted = torch.tensor(written["theirs", "dynamic"])
+        same = {key: (torch.tensor(found) == wanted).float().mean().item() for key, found in written.items()}
+        for (side, way), share in same.items():
+            if share < 1 and "int8" not in way:
+                raise Different(f"{name}: {side}, {way}, writes other tokens")
+        calls = {key: lambda write=write: [write(prompt) for prompt in of.prompts] for key, write in writers.items()}
+        times = interleave(calls, rounds, "cpu")
+    tokens, speed = of.new * len(of.prompts), bandwidth(0.1 if tiny else 1.0)
+    ways = []
+    for (side, way), seconds in times.items():
+        row = dict(side=side, way=way, same=same[side, way], seconds=seconds)
+        row["tokens_per_s"] = tokens / statistics.median(seconds)
+        if side == "ours":
+            gpt = mine[way][0]
+            row |= dict(bytes=read_each_token(gpt), limit=speed / read_each_token(gpt))
+            row |= dict(bits_per_byte=bits_per_byte(gpt, of.texts)) if of.texts else {}
+        ways.append(row)
+    peer = [row for row in ways if row["side"] == "theirs" and row["way"] not in CT2]  # transformers; all exact
+    best = max(peer, key=lambda row: row["tokens_per_s"])["way"]
+    for row in ways:  # round by round, as both meet the same disturbances
+        row["ratio"] = statistics.median(b / a for a, b in zip(row["seconds"], times["theirs", best]))
+    return dict(model=name, new=of.new, prompts=len(of.prompts), bandwidth=speed, best=best, ways=ways)
+
+
+def told(row: dict) -> str:
+    "A table of one model."
+    lines = [f"{row['model']}: {row['prompts']} x {row['new']} tokens, against {row['best']}"]
+    lines[0] += f"; memory gives {row['bandwidth'] / 1e9:.1f} GB/s"
+    for way in sorted(row["ways"], key=lambda way: -way["tokens_per_s"]):
+        rest = f"  same {way['same']:.0%}"
+        rest += f"  limit {way['limit']:,.0f}" if "limit" in way else ""
+        rest += f"  {way['bits_per_byte']:.4f} bits a byte" if "bits_per_byte" in way else ""
+        rate = f"{way['tokens_per_s']:8,.0f} tokens/s  {way['ratio']:5.2f}"
+        lines.append(f"  {way['side']:6}  {way['way']:22}  {rate}{rest}")
+    return "\n".join(lines)
