@@ -96,11 +96,14 @@ def fit(
     real = rearrange(F.pad(torch.ones_like(weight[0]), fill), "(g k) -> g k", k=group)
     least = torch.finfo(w.dtype).tiny
     scale = w.abs().amax(-1, keepdim=True) / levels.abs().max()
+    codes = nearest(w / scale.clamp(min=least), levels)
     for _ in range(rounds):
-        values = levels[nearest(w / scale.clamp(min=least), levels)] * real
+        values, before = levels[codes] * real, codes
         scale = (w * values).sum(-1, keepdim=True)
         scale = scale / (values**2).sum(-1, keepdim=True).clamp(min=least)
-    codes = nearest(w / scale.clamp(min=least), levels)
+        codes = nearest(w / scale.clamp(min=least), levels)
+        if torch.equal(codes, before):  # another round would change nothing
+            break
     return codes, rearrange(scale, "o g 1 -> o g")
 
 # %% ../nbs/17_compressing.ipynb #e1f4739e
