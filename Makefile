@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site slides test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site slides epub test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -49,6 +49,9 @@ site: .venv/.site  ## build the site and no more
 
 slides: .venv/.site  ## a deck of slides for each chapter, for lecturers, in _slides/ (NAMES="05_attention"; needs Quarto)
 	@$(BIN)/python -m tools.slides $(NAMES)
+
+epub: .venv/.dev  ## one EPUB of all chapters with their stored outputs, in _printed/ (needs Pandoc, or Quarto, which has it)
+	@$(BIN)/python -m tools.printed
 
 test: .venv/.dev sync  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test
