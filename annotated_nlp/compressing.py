@@ -210,11 +210,8 @@ class Integers(Compact):
             straight = (codes * step).to(x.dtype).view_as(x) + (x - x.detach())
             return F.linear(straight, self.dense(), bias)
         whole = torch._int_mm(codes.to(torch.int8), self.codes.T)
-        y = (
-            (whole * step * self.scale[:, 0])
-            .flatten()
-            .unflatten(0, (*x.shape[:-1], self.shape[0]))
-        )
+        y = (whole * step * self.scale[:, 0]).flatten()
+        y = y.unflatten(0, (*x.shape[:-1], self.shape[0]))
         return (y if bias is None else y + bias).to(x.dtype)
 
 # %% ../nbs/17_compressing.ipynb #0c0f1da1
