@@ -94,7 +94,7 @@ class ShowAndTell(Generates, Seq2Seq):
         checks.tokens(vocab_size, bos_id=bos_id, eos_id=eos_id)
         super().__init__(
             TellerConfig(
-                1,
+                1,  # for a source of text, which there isn't
                 vocab_size,
                 d_model,
                 bidirectional=False,
