@@ -333,7 +333,10 @@ def export(
     _unnamed(proto)
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".onnx").write_bytes(proto.SerializeToString(deterministic=True))
-    stem.with_suffix(".json").write_text(json.dumps(_file(names)), encoding="utf-8")
+    stem.with_suffix(".json").write_text(
+        json.dumps(_file(names), ensure_ascii=False, separators=(",", ":")),
+        encoding="utf-8",
+    )
 
     session = onnxruntime.InferenceSession(
         stem.with_suffix(".onnx"), providers=["CPUExecutionProvider"]

@@ -72,6 +72,6 @@ const build = (root, [[, view]]) => {
   const choice = menu("Or an unseen digit", ["yours", ...view.digits.map(([, digit], i) => `${i + 1}: a ${digit}`)], 1, choose);
   paint();
   show();
-  root.append(make("div", {class: "pair search"}, make("figure", {}, make("figcaption", {}, "Draw a digit here"), pad), result),
-    make("div", {class: "tools"}, press("Read", () => look()), press("Clear", () => choose(0)), choice), said);
+  root.append(make("div", {class: "tools"}, press("Read", () => look()), press("Clear", () => choose(0)), choice), said,
+    make("div", {class: "pair search"}, make("figure", {}, make("figcaption", {}, "Draw a digit here"), pad), result));
 };
