@@ -362,7 +362,7 @@ def test_fills_gaps_and_agrees_with_pytorch(show):
     assert len(page.evaluate("seen")) == 1 and page.wrong == []
 
 
-def heard(page, name="Translate"):
+def heard(page):
     "The words and the shares of the map, in per cent."
     rows = page.locator(".map tbody tr")
     return rows.locator("th").all_inner_texts(), [list(map(int, row.locator("td").all_inner_texts())) for row in rows.all()]
@@ -699,6 +699,9 @@ def test_other_stored_answers_are_the_models(widgets):
     assert all(np.allclose(view[key], here[key], atol=1e-4) for key in ("logits", "rollout"))
     with pytest.raises(ValueError, match="digits is empty: give pictures"):
         live.digit_live(book("digits-vit"), [])
+    source = torch.tensor(tokenizer.encode("seven seven").ids)
+    said = {beam: live._searched(live.question(model), source, beam)[-1][1][0][1] for beam in (1, 2, 5)}
+    assert {beam: f"{score:.2f}" for beam, score in said.items()} == {1: "-3.56", 2: "-1.62", 5: "-1.62"}  # as chapter 4 says
     for make in (live.translate_live, live.beam_live):
         with pytest.raises(ValueError, match="text='vierzig' must be a number in English words"):
             make(book("numbers-fr"), tokenizer, "vierzig")
