@@ -1,6 +1,7 @@
-// Fetches, when it is called, the runtime and one model, once a page: {tokenizer, logits(ids, at)}, where `logits` gives a row
-// of numbers for each position in `at`. Each file of the runtime must have the hash that it had when this was written.
-const PLACE = "this browser", WAIT = "Fetching the model and the program that runs it, about 4 MB each \u2026";
+// Fetches, when it is called, the runtime and one model, once a page: {file, run(inputs)}, where `file` is what the model's
+// JSON file holds, and inputs and outputs are lists (of lists) of numbers by name. Each file of the runtime must have the
+// hash that it had when this was written.
+const PLACE = "this browser", WAIT = "Fetching the model, and the program of 4 MB that runs it \u2026";
 const ORT = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/";
 const HASHES = {
   "ort.wasm.min.js": "sha384-Bw6URI+Gvoadw0do7/QrSHUC9D1vCYYK5OSqChFyhyV5mzPL4oe2rOAFljAnS8Sq",
@@ -34,14 +35,10 @@ const open = async model => {
   const [ort, bytes, file] = await Promise.all([
     kept.runtime ??= runtime(), got(`${model}.onnx`).then(answer => answer.arrayBuffer()), got(`${model}.json`).then(answer => answer.json())]);
   const session = await ort.InferenceSession.create(new Uint8Array(bytes), {executionProviders: ["wasm"]});
-  const whole = list => new ort.Tensor("int32", Int32Array.from(list), [list.length]);
-  return {
-    tokenizer: tokenizer(file),
-    logits: async (ids, at) => {
-      const {logits: {data, dims}} = await session.run({ids: whole(ids), at: whole(at)});
-      return at.map((_, i) => data.slice(i * dims[1], (i + 1) * dims[1]));
-    },
-  };
+  const sizes = list => Array.isArray(list) ? [list.length, ...sizes(list[0])] : [];
+  const whole = list => new ort.Tensor("int32", Int32Array.from(list.flat(Infinity)), sizes(list));
+  const each = (all, does) => Object.fromEntries(Object.entries(all).map(([name, one]) => [name, does(one)]));
+  return {file, run: async inputs => each(await session.run(each(inputs, whole)), ({data, dims}) => nest(data, dims))};
 };
 const connect = model => {
   const kept = window.annotatedModels ??= {};

@@ -15,7 +15,7 @@ const build = (root, [[, view]]) => {
     if (ids.length > view.longest) { said.textContent = `The text has ${ids.length} pieces and the model reads ${view.longest}: make it shorter.`; return; }
     const gaps = (await logits(ids, at)).map(one => nucleus(one).slice(0, 5).map(([id, probability]) => [tokenizer.token(id), probability]));
     show(text.value.split("[MASK]"), gaps);
-    said.textContent = `Filled in ${((performance.now() - begun) / 1000).toFixed(2)} s: ${gaps.map(best => `${best[0][0]}, ${percent(best[0][1])}`).join("; ")}.`;
+    said.textContent = `Filled in ${seconds(begun)}: ${gaps.map(best => `${best[0][0]}, ${percent(best[0][1])}`).join("; ")}.`;
   });
   const gap = press("Gap", () => {
     text.setRangeText("[MASK]", text.selectionStart, text.selectionEnd, "end");

@@ -1,5 +1,6 @@
 // Reads a tokenizer.json of `tokenizers`: a BPE of bytes (GPT-2) or BERT's WordPiece. Gives encode(text), ids with the
-// special tokens around them; decode(ids), the text; and token(id), one piece as it is written in a table.
+// special tokens around them; decode(ids), the text; and token(id), one piece as it is written in a table. At the end `read`,
+// for the models that take such ids: {tokenizer, logits(ids, at)}, a row of numbers for each position in `at`.
 const tokenizer = file => {
   const {vocab} = file.model, pieces = [], special = new Map();
   for (const [piece, id] of Object.entries(vocab)) pieces[id] = piece;
@@ -70,3 +71,4 @@ const tokenizer = file => {
       ? new TextDecoder().decode(new Uint8Array([...pieces[id]].map(char => charBytes.get(char)))) : pieces[id],
   };
 };
+const read = ({file, run}) => ({tokenizer: tokenizer(file), logits: async (ids, at) => (await run({ids, at})).logits});
