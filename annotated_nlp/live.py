@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'QUESTIONS', 'LIMIT', 'BOOK', 'DIGITS', 'Question', 'Asked', 'Translated', 'normalised', 'Looked',
-           'question', 'rounded', 'train_translator', 'train_digits', 'train_book', 'export', 'export_book', 'Live',
-           'write_live', 'fill_live', 'translate_live', 'beam_live', 'digit_live', 'in_jupyter']
+           'question', 'rounded', 'train_translator', 'number_translator', 'train_digits', 'train_book', 'export',
+           'export_book', 'Live', 'write_live', 'fill_live', 'translate_live', 'beam_live', 'digit_live', 'in_jupyter']
 
 # %% ../nbs/live.ipynb #02ec2a3c
 import copy
@@ -144,15 +144,17 @@ class Looked(Question):
         return logits[0], attention_rollout([*maps.values()])[0, 0, self.model.n_tokens :]
 
 
-QUESTIONS = {GPT: Asked, BertForMaskedLM: Asked, Transformer: Translated, ViT: Looked}
+# by name, because a chapter has a class of its own of the model that it builds
+QUESTIONS = dict(GPT=Asked, BertForMaskedLM=Asked, Transformer=Translated, ViT=Looked)
 
 
 def question(model: nn.Module) -> Question:
     """What a page asks of this model, without dropout. Raises ValueError for one that no page has."""
-    kinds = [asked for kind, asked in QUESTIONS.items() if isinstance(model, kind)]
-    known = ", ".join(kind.__name__ for kind in QUESTIONS)
-    checks.require(kinds, f"model is a {type(model).__name__}: give one of {known}")
-    return kinds[0](model).eval()
+    names = [kind.__name__ for kind in type(model).__mro__ if kind.__name__ in QUESTIONS]
+    checks.require(
+        names, f"model is a {type(model).__name__}: give one of {', '.join(QUESTIONS)}"
+    )
+    return QUESTIONS[names[0]](model).eval()
 
 # %% ../nbs/live.ipynb #78c9be70
 def rounded(model: nn.Module) -> tuple[nn.Module, dict[str, Integers]]:
@@ -204,6 +206,12 @@ def train_translator(steps: int = 1500, seed: int = 0) -> tuple[Transformer, Tok
     recipe |= dict(steps=steps, seed=seed, precision="fp32")
     fit(model, batches(rows, 64), translation_loss(0.1), **recipe)
     return model.cpu(), tokenizer
+
+
+def number_translator() -> tuple[Transformer, Tokenizer]:
+    """The translator that comes with the package, and its tokenizer."""
+    name = "annotated-nlp/numbers-fr"
+    return Transformer.from_pretrained(name).eval(), load(name)
 
 # %% ../nbs/live.ipynb #40a163dd
 def _digits(split: str) -> tuple[Float[Tensor, "b 1 8 8"], Int[Tensor, "b"]]:

@@ -151,6 +151,8 @@ def test_rounding_leaves_the_model_alone():
 def test_other_models_are_refused(unchecked, tmp_path):
     with pytest.raises(ValueError, match="model is a Bert: give one of GPT, BertForMaskedLM, Transformer, ViT"):
         live.export(Bert.from_pretrained("annotated-nlp/reviews-bert", pooler=False), load("annotated-nlp/reviews-bert"), tmp_path / "m")
+    own = type("ViT", (torch.nn.Module,), {})()  # as chapter 15 defines it
+    assert isinstance(live.question(own), live.Looked)
     assert not list(tmp_path.iterdir()) and BertForMaskedLM is live.BOOK["reviews-bert"] and GPT is live.BOOK["reviews-gpt"]
 
 
