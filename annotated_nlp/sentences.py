@@ -29,10 +29,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from . import checks, corpora, tokenization
 from .bert import Bert
+from .data import pad
 from .encoders import max_pool, mean_pool
 from .loss import cross_entropy
 from .recurrent import FusedRNN, start_well
@@ -276,10 +276,7 @@ def encode(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     found = []
     for part in (order[i : i + size] for i in range(0, len(order), size)):
-        texts = [torch.tensor(rows[i]) for i in part]
-        ids = pad_sequence(texts, batch_first=True, padding_value=pad_id)
-        lengths = torch.tensor([len(text) for text in texts])
-        mask = torch.arange(ids.shape[1]) < rearrange(lengths, "b -> b 1")
+        ids, mask = pad([rows[i] for i in part], pad_id)
         found.append(encoder(ids.to(device), mask.to(device)).cpu())
     return torch.cat(found)[torch.tensor(order).argsort()]
 
@@ -393,17 +390,12 @@ def learn_halves(
     generator = torch.Generator().manual_seed(0)
     optimizer, losses = torch.optim.AdamW(encoder.train().parameters(), lr=3e-4), []
 
-    def vectors(parts: list) -> Tensor:
-        ids = pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
-        lengths = torch.tensor([len(part) for part in parts])
-        return encoder(ids, torch.arange(ids.shape[1]) < rearrange(lengths, "b -> b 1"))
-
     for _ in range(updates):
         drawn = [
             rows[i] for i in torch.randperm(len(rows), generator=generator)[:size].tolist()
         ]
-        first = vectors([row[: len(row) // 2] for row in drawn])
-        second = vectors([row[len(row) // 2 :] for row in drawn])
+        first = encoder(*pad([row[: len(row) // 2] for row in drawn]))
+        second = encoder(*pad([row[len(row) // 2 :] for row in drawn]))
         loss = contrastive_loss(first, second)
         optimizer.zero_grad()
         loss.backward()
