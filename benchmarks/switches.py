@@ -32,6 +32,8 @@ from .peers import Gpt2, random_ids
 Write = Callable[[Tensor], list[int]]  # the tokens that follow a prompt (1 n)
 CT2 = {"CTranslate2": "float32", "CTranslate2, int8": "int8"}
 AHEAD = 4  # tokens that are guessed before the model checks them
+NEW, PROMPTS = 48, {"the book's GPT": 6, "GPT-2 124M": 1}  # tokens after each of so many beginnings
+NAMES = tuple(PROMPTS)
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,16 @@ class Subject:
 def subject(name: str, tiny: bool) -> Subject:
     "The book's GPT on film reviews, or GPT-2's shape with random weights, which has nothing to say."
     torch.manual_seed(0)
-    new = 3 if tiny else 48
+    new, prompts = (3, 1) if tiny else (NEW, PROMPTS[name])
     if name == "GPT-2 124M":
         gpt = Gpt2().ours(tiny).eval()
-        return Subject(name, gpt, [random_ids(gpt.config.vocab_size, 1, 16)], new, [])
+        return Subject(name, gpt, [random_ids(gpt.config.vocab_size, 1, 16) for _ in range(prompts)], new, [])
     gpt, tokenizer = GPT.from_pretrained("annotated-nlp/reviews-gpt").eval(), load("annotated-nlp/reviews-gpt")
     begin = tokenizer.token_to_id("<|endoftext|>")
     reviews = movie_reviews(split="test")[: 2 if tiny else 200]
     rows = [[begin, *tokenizer.encode(review.text).ids[:96]] for review in reviews]
     texts = [(torch.tensor([row]), len(tokenizer.decode(row[1:]).encode())) for row in rows]
-    return Subject(name, gpt, [ids[:, :17] for ids, _ in texts[: 1 if tiny else 6]], new, texts)
-
-
-NAMES = "the book's GPT", "GPT-2 124M"
+    return Subject(name, gpt, [ids[:, :17] for ids, _ in texts[:prompts]], new, texts)
 
 
 def bits_per_byte(gpt: GPT, texts: list[tuple[Tensor, int]]) -> float:

@@ -278,6 +278,10 @@ def test_stored_result_belongs_to_the_present_sizes(file):
     kind = "cpu" if record["device"].startswith("cpu") else "cuda"
     if record["name"] == "bench_growth":
         assert record["settings"]["sweeps"] == json.loads(json.dumps(growth.SWEEPS[kind]))
+    elif record["name"] == "bench_switches":
+        rows = record["numbers"]["rows"]
+        assert {row["model"]: row["prompts"] for row in rows} == switches.PROMPTS
+        assert {row["new"] for row in rows} == {switches.NEW}
     else:
         now = bench.sizes(kind)
         assert {key: now[key] for key in record["settings"]["sizes"] if "timm" not in key} == {
