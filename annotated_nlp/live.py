@@ -555,7 +555,7 @@ def beam_live(
 def digit_live(
     model: ViT, digits: Sequence[Image], *, files: str = "models/digits-vit"
 ) -> Live:
-    """Let the reader draw a digit, or choose one of `digits`, and her browser read it. `files` as in `write_live`."""
+    """Let the reader draw a digit, or choose one of `digits`, and the browser read it. `files` as in `write_live`."""
     checks.require(len(digits) > 0, "digits is empty: give pictures to choose from")
     pixels = [(LEVELS * image).round().int() for image, _ in digits]
     logits, rollout = _answers(question(rounded(model)[0]), (pixels[0],)).values()
