@@ -329,6 +329,31 @@ def test_swapped_and_back():
     assert torch.equal(net(x), wanted) and seen[-1] is nn.Linear and not by_onednn(lambda: net(x))
 
 
+def test_logits_that_are_products_with_the_tokens():
+    "Of a decoder and of an encoder with one; the tokens stay where they are, and what a user has put there is left."
+    from annotated_nlp.compressing import quantize
+    from annotated_nlp.frame import Embedding
+    from annotated_nlp.gpt import GPT, GPTConfig
+
+    torch.manual_seed(0)
+    make = lambda: GPT(GPTConfig(vocab_size=2**13, max_len=8, d_model=64, n_heads=2, n_layers=1)).eval()
+    model, ids = make(), torch.randint(2**13, (2, 5))
+    wanted, state = model(ids), list(model.state_dict())
+    report = fast.cpu(model)
+    assert report.changed == ("embedding",) and report.entries == 2**19
+    with Calls() as calls:
+        found = model(ids)
+    assert calls.names.count("annotated_nlp::linear") == 1
+    assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    gradients = [torch.autograd.grad(y.sum(), model.embedding.tokens.weight)[0] for y in (found, wanted)]
+    assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert list(model.state_dict()) == state
+    assert fast.plain(model) == (("embedding",), 2**19, {}) and type(model.embedding) is Embedding
+    assert torch.equal(model(ids), wanted)
+    rounded = quantize(make(), 8)
+    assert fast.cpu(rounded).left["embedding"] == "annotated_nlp.compact.CompactEmbedding is another class"
+
+
 def test_swapped_twice_and_undone_twice():
     net = Net()
     fast.cpu(net)
