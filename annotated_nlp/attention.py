@@ -174,7 +174,8 @@ class SelfAttention(Attention):
     def new_cache(self, batch_size: int, max_len: int) -> KVCache:
         """An empty cache with room for `max_len` positions."""
         size = 2, batch_size, self.n_heads, max_len, self.d_head
-        return KVCache(*self.out.weight.new_zeros(size))
+        like = dict(dtype=self.out.weight.dtype, device=self.out.weight.device)
+        return KVCache(*torch.zeros(size, **like))
 
 # %% ../nbs/05_attention.ipynb #cbdecd8a
 class CrossAttention(Attention):

@@ -31,6 +31,7 @@ from .peers import Gpt2, random_ids
 
 Write = Callable[[Tensor], list[int]]  # the tokens that follow a prompt (1 n)
 CT2 = {"CTranslate2": "float32", "CTranslate2, int8": "int8"}
+TORCHAO = "torchao, int8, compiled"  # on the book's model, since it rounds `nn.Linear` only
 AHEAD = 4  # tokens that are guessed before the model checks them
 NEW, PROMPTS = 48, {"the book's GPT": 6, "GPT-2 124M": 1}  # tokens after each of so many beginnings
 NAMES = tuple(PROMPTS)
@@ -86,15 +87,18 @@ def bandwidth(seconds: float = 1.0) -> float:
     return best
 
 
+def plain(of: Subject, gpt: GPT, step: Callable | None = None) -> Write:
+    "Greedy search, by the model's own step if no other is given."
+
+    def write(prompt: Tensor) -> list[int]:
+        state = gpt.start(prompt[:, :-1], max_len=prompt.shape[1] - 1 + of.new)
+        return greedy(step or gpt.step, state, prompt[:, -1].contiguous(), max_new_tokens=of.new).ids[0].tolist()
+
+    return write
+
+
 def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
     "Each way of the book with the model that it runs."
-
-    def plain(gpt: GPT, step: Callable | None = None) -> Write:
-        def write(prompt: Tensor) -> list[int]:
-            state = gpt.start(prompt[:, :-1], max_len=prompt.shape[1] - 1 + of.new)
-            return greedy(step or gpt.step, state, prompt[:, -1].contiguous(), max_new_tokens=of.new).ids[0].tolist()
-
-        return write
 
     def guessing(gpt: GPT) -> Write:
         read = reading(gpt)
@@ -109,17 +113,17 @@ def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
     swapped, rounded = deepcopy(of.gpt), quantize(deepcopy(of.gpt), 8)
     fast.cpu(swapped)
     models = {"plain": of.gpt, "fast.cpu": swapped, "int8": rounded}
-    ways = {name: (gpt, plain(gpt)) for name, gpt in models.items()}
+    ways = {name: (gpt, plain(of, gpt)) for name, gpt in models.items()}
     if compile:
         for name, gpt in models.items():
-            ways[f"{name}, compiled"] = gpt, plain(gpt, torch.compile(gpt.step, dynamic=True))
+            ways[f"{name}, compiled"] = gpt, plain(of, gpt, torch.compile(gpt.step, dynamic=True))
     if of.texts:
         ways |= {"speculative": (of.gpt, guessing(of.gpt)), "speculative, int8": (rounded, guessing(rounded))}
     return ways
 
 
 def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
-    "transformers in its own modes; CTranslate2, in C++, where it is installed."
+    "transformers in its own modes; CTranslate2, in C++, and torchao where they are installed."
     model = Gpt2().theirs(of.gpt)
 
     def generate(model: nn.Module = model, **how) -> Write:
@@ -140,6 +144,11 @@ def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
         ways["static, compiled"] = generate(quick, cache_implementation="static")
     if find_spec("ctranslate2"):
         ways |= {name: translator(of, model, folder / kind, kind) for name, kind in CT2.items()}
+    if compile and find_spec("torchao"):
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        quantize_(rounded := deepcopy(of.gpt), Int8DynamicActivationInt8WeightConfig())
+        ways[TORCHAO] = plain(of, rounded, torch.compile(rounded.step, dynamic=True))
     return ways
 
 
@@ -189,7 +198,8 @@ def compare(name: str, rounds: int, tiny: bool, compile: bool) -> dict:
             row |= dict(bytes=read_each_token(gpt), limit=speed / read_each_token(gpt))
             row |= dict(bits_per_byte=bits_per_byte(gpt, of.texts)) if of.texts else {}
         ways.append(row)
-    peer = [row for row in ways if row["side"] == "theirs" and row["way"] not in CT2]  # transformers; all exact
+    peer = [row for row in ways if row["side"] == "theirs" and row["way"] not in (*CT2, TORCHAO)]
+    # of transformers, whose ways are all exact
     best = max(peer, key=lambda row: row["tokens_per_s"])["way"]
     for row in ways:  # round by round, as both meet the same disturbances
         row["ratio"] = statistics.median(b / a for a, b in zip(row["seconds"], times["theirs", best]))

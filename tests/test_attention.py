@@ -359,6 +359,24 @@ def test_cached_is_whole(pieces, seed, padded):
             assert torch.equal(old.k, before) and torch.equal(cache.k, before[index])
 
 
+class Rounded(torch.Tensor):
+    "As a weight of torchao, which knows its shape, dtype and device, and little else."
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.Tensor.new_zeros, torch.zeros_like):
+            raise NotImplementedError(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_cache_asks_little_of_the_weight():
+    layer = SelfAttention(8, 2).double()
+    layer.out.weight = nn.Parameter(layer.out.weight.detach().as_subclass(Rounded))
+    cache = layer.new_cache(3, 5)
+    assert cache.k.shape == cache.v.shape == (3, 2, 5, 4) and cache.k.dtype == torch.float64
+    assert type(cache.k) is torch.Tensor
+
+
 def test_cache_allocates_once():
     layer = SelfAttention(16, 4, causal=True)
     cache = layer.new_cache(2, 50)
