@@ -5,12 +5,15 @@ way; a rounded one is marked by the share of these tokens that it keeps, and our
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -153,8 +156,10 @@ def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
 
 
 def translator(of: Subject, model: nn.Module, folder: Path, kind: str) -> Write:
-    "A model of CTranslate2; its tokens are the numbers of ours, written out."
-    import ctranslate2
+    """A model of CTranslate2; its tokens are the numbers of ours, written out.
+
+    In a process of its own: beside its threads, those of PyTorch take up to twice as long.
+    """
     import transformers
     from tokenizers import Tokenizer, models
 
@@ -163,11 +168,22 @@ def translator(of: Subject, model: nn.Module, folder: Path, kind: str) -> Write:
     model.save_pretrained(folder / "from")
     ends = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "0")
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, **ends).save_pretrained(folder / "from")
-    convert = ctranslate2.converters.TransformersConverter(str(folder / "from"))
-    convert.convert(str(folder / "to"), quantization=kind, force=True)
-    made = ctranslate2.Generator(str(folder / "to"), compute_type=kind, intra_threads=torch.get_num_threads())
-    rules = dict(max_length=of.new, min_length=of.new, include_prompt_in_result=False, end_token=[])
-    return lambda prompt: made.generate_batch([[str(i) for i in prompt[0].tolist()]], **rules)[0].sequences_ids[0]
+    process = ProcessPoolExecutor(1, get_context("spawn"), _convert, (folder, kind, torch.get_num_threads()))
+    return lambda prompt: process.submit(_generate, prompt[0].tolist(), of.new).result()
+
+
+def _convert(folder: Path, kind: str, threads: int) -> None:
+    global _generator
+    os.environ["KMP_BLOCKTIME"] = "0"  # threads that have nothing to do sleep
+    import ctranslate2
+
+    ctranslate2.converters.TransformersConverter(str(folder / "from")).convert(str(folder / "to"), quantization=kind)
+    _generator = ctranslate2.Generator(str(folder / "to"), compute_type=kind, intra_threads=threads)
+
+
+def _generate(prompt: list[int], new: int) -> list[int]:
+    rules = dict(max_length=new, min_length=new, include_prompt_in_result=False, end_token=[])
+    return _generator.generate_batch([[str(i) for i in prompt]], **rules)[0].sequences_ids[0]
 
 
 def compare(name: str, rounds: int, tiny: bool, compile: bool) -> dict:
