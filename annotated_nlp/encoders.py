@@ -360,7 +360,7 @@ class LockedDropout(nn.Module):
 
 
 class WeightDropLSTM(nn.Module):
-    """One LSTM layer with DropConnect: weights from state to state are dropped, one draw a text.
+    """One LSTM layer with DropConnect: weights from state to state are dropped, one draw a call.
 
     Merity et al. 2018, section 2. Starts as `start_well` says.
     """
