@@ -11,23 +11,24 @@ from annotated_nlp.gpt import GPT, GPTConfig
 from .measure import growth_of, interleave, size_of
 
 # What each sweep varies; everything else stays at `base`.
+WRITING = ("tokens made", "beam")  # the others are training steps
 SWEEPS = {
     "cpu": dict(
         model=dict(vocab_size=4096, d_model=256, n_heads=4, n_layers=4, max_len=4096),
-        base=dict(length=128, rows=4, depth=4), rounds=5, prompt=16,
+        base=dict(length=128, rows=4, depth=4), rounds=5, prompt=16, new=64,
         values={"length": [128, 256, 512, 1024, 2048], "rows": [1, 2, 4, 8, 16], "depth": [2, 4, 8, 16],
-                "tokens made": [64, 128, 256, 512]},
+                "tokens made": [64, 128, 256, 512], "beam": [2, 4, 8, 16]},
     ),
     "cuda": dict(
         model=dict(vocab_size=50_257, d_model=768, n_heads=12, n_layers=12, max_len=16_384),
-        base=dict(length=512, rows=8, depth=12), rounds=10, prompt=64,
+        base=dict(length=512, rows=8, depth=12), rounds=10, prompt=64, new=128,
         values={"length": [512, 1024, 2048, 4096, 8192], "rows": [1, 2, 4, 8, 16, 32], "depth": [3, 6, 12, 24],
-                "tokens made": [128, 256, 512, 1024, 2048]},
+                "tokens made": [128, 256, 512, 1024, 2048], "beam": [2, 4, 8, 16, 32]},
     ),
     "tiny": dict(
         model=dict(vocab_size=99, d_model=32, n_heads=2, n_layers=2, max_len=128),
-        base=dict(length=8, rows=2, depth=2), rounds=2, prompt=3,
-        values={"length": [8, 16, 32], "rows": [1, 2, 4], "depth": [1, 2], "tokens made": [4, 8]},
+        base=dict(length=8, rows=2, depth=2), rounds=2, prompt=3, new=4,
+        values={"length": [8, 16, 32], "rows": [1, 2, 4], "depth": [1, 2], "tokens made": [4, 8], "beam": [2, 4]},
     ),
 }
 
@@ -38,7 +39,7 @@ def exponent(x: list[float], y: list[float]) -> float:
 
 
 def sweep(name: str, kind: str, device: str, seed: int = 0) -> dict:
-    """Seconds and bytes of a training step (of a whole generation for "tokens made") for each value.
+    """Seconds and bytes of a training step (of a whole generation for "tokens made" and "beam") for each value.
 
     The sizes are run in turn, round by round, so that all meet the machine in the same state.
     """
@@ -49,9 +50,10 @@ def sweep(name: str, kind: str, device: str, seed: int = 0) -> dict:
         at = plan["base"] | {name: value}
         model = GPT(GPTConfig(dropout=0.0, **plan["model"] | dict(n_layers=at["depth"]))).to(device).eval()
         models[value] = model
-        if name == "tokens made":
+        if name in WRITING:
             prompt = torch.randint(4, 99, (1, plan["prompt"]), device=device)
-            calls[name, value] = lambda model=model, prompt=prompt, new=value: model.generate(prompt, new)
+            rules = dict(max_new_tokens=plan["new"], beam=value) if name == "beam" else dict(max_new_tokens=value)
+            calls[name, value] = lambda model=model, prompt=prompt, rules=rules: model.generate(prompt, **rules)
             continue
         ids = torch.randint(4, 99, (at["rows"], at["length"] + 1), device=device)
         optimizer = optimizers[value] = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -66,7 +68,7 @@ def sweep(name: str, kind: str, device: str, seed: int = 0) -> dict:
         calls[name, value] = step
     times = interleave(calls, plan["rounds"], device)
     seconds = [statistics.median(times[key]) for key in calls]
-    row = dict(what="generation" if name == "tokens made" else "a training step", against=name,
+    row = dict(what="generation" if name in WRITING else "a training step", against=name,
                values=plan["values"][name], seconds=seconds)
     fits = {"time": exponent(row["values"], seconds)}
     if optimizers:

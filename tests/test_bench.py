@@ -261,7 +261,7 @@ def test_growth(runs, capsys):
     record = stored(runs)
     assert set(record) == KEYS
     rows = {row["against"]: row for row in record["numbers"]["rows"]}
-    assert set(rows) == {"length", "rows", "depth", "tokens made"}
+    assert set(rows) == {"length", "rows", "depth", "tokens made", "beam"}
     for row in rows.values():
         costs = {"time": row["seconds"], "memory": row.get("bytes")}
         assert row["exponents"] == pytest.approx({k: growth.exponent(row["values"], costs[k]) for k in row["exponents"]})
