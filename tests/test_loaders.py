@@ -386,6 +386,14 @@ def test_origin_names_the_running_python():
         assert corpus.origin == f"Python {platform.python_version()}"
 
 
+def test_a_form_feed_ends_no_line(tmp_path, monkeypatch):
+    "To Python's parser; some sources of its library have one between their classes."
+    (tmp_path / "m.py").write_text("\f\ndef f(a):\n    return a + 1\n\f\ndef g(b):\n    return b\n")
+    monkeypatch.setattr(loaders.sysconfig, "get_path", lambda _: str(tmp_path))
+    found = loaders._library.__wrapped__()
+    assert [item.source for item in found if item.name] == ["def f(a):\n    return a + 1", "def g(b):\n    return b"]
+
+
 def test_library_is_read_and_not_imported():
     assert python_code() and not {"antigravity", "turtle", "this"} & sys.modules.keys()
 
