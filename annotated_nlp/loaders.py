@@ -487,7 +487,9 @@ def _library() -> tuple[_Definition, ...]:
                 tree = ast.parse(text)
             except (SyntaxError, UnicodeDecodeError):
                 continue
-            found += _definitions(tree, text.split("\n"))  # a form feed ends no line of Python
+            found += _definitions(
+                tree, text.split("\n")
+            )  # a form feed ends no line of Python
     if not found:
         raise FileNotFoundError(
             "this Python lacks the source of its standard library: use one that has it"
