@@ -370,7 +370,7 @@ def without_constant(tree: Tree) -> Tree:
 
 
 def skeleton(tree: Tree) -> str:
-    """A key for the simplified tree: the same whatever its coefficients, and the value of an added constant. Raises as `simplify`."""
+    """A key for the simplified tree, without coefficients and the value of an added constant. Raises as `simplify`."""
     return repr(_bones(_normal(tree)))
 
 

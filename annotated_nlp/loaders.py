@@ -487,9 +487,8 @@ def _library() -> tuple[_Definition, ...]:
                 tree = ast.parse(text)
             except (SyntaxError, UnicodeDecodeError):
                 continue
-            found += _definitions(
-                tree, text.split("\n")
-            )  # a form feed ends no line of Python
+            # a form feed ends no line of Python, but it does for splitlines
+            found += _definitions(tree, text.split("\n"))
     if not found:
         raise FileNotFoundError(
             "this Python lacks the source of its standard library: use one that has it"

@@ -330,7 +330,7 @@ def test_swapped_and_back():
 
 
 def test_logits_that_are_products_with_the_tokens():
-    "Of a decoder and of an encoder with one; the tokens stay where they are, and what a user has put there is left."
+    "Swapped and back: values, gradients and names stay. A table that was quantized is left."
     from annotated_nlp.compressing import quantize
     from annotated_nlp.frame import Embedding
     from annotated_nlp.gpt import GPT, GPTConfig
