@@ -153,8 +153,12 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
         linear = all(
             hasattr(module, key) for key in ("in_features", "out_features", "weight")
         )
-        if isinstance(module, frame.Embedding):
-            yield name, module, module.tokens
+        # Its table makes the logits, unless it has a head, as T5 1.1's decoder.
+        tied = isinstance(module, frame.Writer) and getattr(module, "head", None) is None
+        embedding = module.embedding if tied else None
+        if isinstance(embedding, frame.Embedding) and embedding not in inside:
+            yield f"{name}.embedding".lstrip("."), embedding, embedding.tokens
+            inside.add(embedding)
         elif module not in inside and linear:
             yield name, module, module
             inside.update(module.modules())
