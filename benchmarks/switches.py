@@ -35,6 +35,7 @@ from .peers import Gpt2, random_ids
 Write = Callable[[Tensor], list[int]]  # the tokens that follow a prompt (1 n)
 CT2 = {"CTranslate2": "float32", "CTranslate2, int8": "int8"}
 TORCHAO = "torchao, int8, compiled"  # on the book's model, since it rounds `nn.Linear` only
+ONCE = {"realize_opcount_threshold": 1}  # a state is worked out once; the page `fast` says more
 AHEAD = 4  # tokens that are guessed before the model checks them
 NEW, PROMPTS = 48, {"the book's GPT": 6, "GPT-2 124M": 1}  # tokens after each of so many beginnings
 NAMES = tuple(PROMPTS)
@@ -119,8 +120,7 @@ def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
     ways = {name: (gpt, plain(of, gpt)) for name, gpt in models.items()}
     if compile:
         for name, gpt in models.items():
-            how = {"realize_opcount_threshold": 1} if name == "fast.cpu" else None  # as the page `fast` has it
-            ways[f"{name}, compiled"] = gpt, plain(of, gpt, torch.compile(gpt.step, dynamic=True, options=how))
+            ways[f"{name}, compiled"] = gpt, plain(of, gpt, torch.compile(gpt.step, dynamic=True, options=ONCE))
     if of.texts:
         ways |= {"speculative": (of.gpt, guessing(of.gpt)), "speculative, int8": (rounded, guessing(rounded))}
     return ways
