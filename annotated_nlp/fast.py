@@ -106,8 +106,8 @@ def affine(
     weight: Float[Tensor, "e d"],
     bias: Float[Tensor, "e"] | None = None,
 ) -> Float[Tensor, "*b e"]:
-    """x W^T + b, as `torch.nn.functional.linear`, in float32 on a CPU: for a large matrix by oneDNN, and compiled
-    without gradients, for a single row, by a loop.
+    """x W^T + b, as `torch.nn.functional.linear`. In float32 on a CPU, oneDNN does it for a large matrix, and a loop
+    for a single row that is compiled without gradients.
 
     `torch.backends.mkldnn.flags(enabled=False)` leaves all to PyTorch. Raises RuntimeError where `F.linear` does.
     """

@@ -363,7 +363,9 @@ def test_logits_that_are_products_with_the_tokens():
     model, ids = make(), torch.randint(2**13, (2, 5))
     wanted, state = model(ids), list(model.state_dict())
     report = fast.cpu(model)
-    assert report.changed[0] == "embedding" and not report.left
+    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    assert report.changed == ("embedding", *layers) and not report.left
+    assert report.entries == 2**19 + sum(model.get_submodule(name).weight.numel() for name in layers)
     with Calls() as calls:
         found = model(ids)
     assert calls.names.count("annotated_nlp::linear") == 1
@@ -461,7 +463,8 @@ def test_left_alone_and_reported(kind):
     change, why = KEPT[kind]
     net = nn.Sequential(change(nn.Linear(D, E)))
     before = [(type(m), dict(vars(m))) for m in net.modules()]
-    assert fast.cpu(net) == ((), 0, {"0": why})
+    assert (report := fast.cpu(net)) == ((), 0, {"0": why})
+    assert repr(report) == f"0 changed, with 0 entries\n1 left: {why}"
     assert [(type(m), dict(vars(m))) for m in net.modules()] == before
 
 
