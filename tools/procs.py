@@ -23,6 +23,12 @@ def plain_output_file(cell):
         cell.source = re.sub(r"^output-file:.*\n", "", _source(cell), flags=re.M)
 
 
+def badge_in_line(cell):
+    "To Quarto a picture alone in its paragraph is a figure, and loses its text. A space keeps the badge a link."
+    if cell.cell_type == "markdown":
+        cell.source = re.sub(r"^(\[!\[[^]]*\]\([^)]*colab\.svg\)\]\([^)]*\))$", r"\1&nbsp;", _source(cell), flags=re.M)
+
+
 def _exported(cell) -> list[str]:
     "Names that an `#| export` cell defines for others: functions, classes, capital constants."
     if cell.cell_type != "code" or not {"export", "exports"} & cell.directives_.keys():

@@ -21,7 +21,12 @@ from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
 ROOT = Path(__file__).resolve().parent.parent
-_WEB_FONTS = re.compile(r"@import url\([^)]*fonts\.googleapis[^)]*\);?")
+_WEB_FONTS = re.compile(r'@import ?(?:url\([^)]*fonts\.googleapis[^)]*\)|"[^"]*fonts\.googleapis[^"]*");?')
+# Quarto asks another host for them on every page that has output, and nothing here needs them.
+_UNUSED = re.compile(
+    r'<script src="https://cdn\.jsdelivr\.net/npm/(?:jquery|requirejs)@[^>]*></script>\s*'
+    r"|<script type=\"application/javascript\">define\('jquery'[^<]*</script>\s*"
+)
 _VIEWER = re.compile(r'<div class="annotated-viewer" data-kind="\w+".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
 SITE, PROC = ROOT / "_site", ROOT / "_proc"
 
@@ -90,7 +95,7 @@ def build() -> Path:
     for page in SITE.rglob("*.llms.md"):
         page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
     for page in SITE.rglob("*.html"):
-        page.write_text(_with_sizes(page), encoding="utf-8")
+        page.write_text(_UNUSED.sub("", _with_sizes(page)), encoding="utf-8")
     return SITE
 
 
