@@ -22,7 +22,7 @@ from annotated_nlp import lab
 
 from . import switches
 from .growth import SWEEPS, sweep
-from .measure import BEAM, MEASURES, Bout
+from .measure import BEAM, FORWARD, MEASURES, Bout
 from .peers import CONTESTS, find_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +97,8 @@ def peers(args: argparse.Namespace) -> int:
     "Every contest in every measure."
     device = "cpu" if args.quick else lab.device()
     rounds, kind = (2, "tiny") if args.quick else (args.rounds, device)
-    settings = dict(seed=0, rounds=rounds, compile=not args.no_compile, beam=BEAM, fast=args.fast, sizes=sizes(kind))
+    settings = dict(seed=0, rounds=rounds, forward_rounds=FORWARD * rounds, compile=not args.no_compile, beam=BEAM,
+                    fast=args.fast, sizes=sizes(kind))
     wanted = {f"{c.name}, {c.peer}: {measure}": (c, measure) for c in CONTESTS for measure in MEASURES}
     name, command = ("bench_fast", 'make bench ARGS="--fast"') if args.fast else ("bench", "make bench")
     store = Store(name, command, settings, wanted, args.quick)
