@@ -164,20 +164,26 @@ def test_mode_that_fails_is_noted():
 
 def test_every_side_is_really_compiled(monkeypatch, unchecked):
     "Programs are counted: logits and loss of both sides have theirs in the second contest too, and keep them."
-    programs, whole = [], torch.compile
+    programs, whole, orders = [], torch.compile, []
 
     def count(graph, inputs):
         programs.append(sum(node.op == "call_function" for node in graph.graph.nodes))
         return graph.forward
 
-    monkeypatch.setattr(measure.torch, "compile", lambda f, **how: whole(f, backend=count, **how))
+    def compiled(f, options, **how):
+        orders.append(options.get("reorder_for_peak_memory", True))
+        return whole(f, backend=count, **how)
+
+    monkeypatch.setattr(measure.torch, "compile", compiled)
     for contest in peers.CONTESTS[:2]:
         bout, before = measure.Bout(contest, **TINY | dict(compile=True)), len(programs)
         for name in ("forward", "training", "memory"):
             row = bout.measure(name)
-            assert not row["notes"] and set(row["ours"]) == set(row["theirs"]) == {"eager", "compiled"}
+            modes = {"eager", "compiled"} if name == "forward" else {"eager", "compiled", "in order"}
+            assert not row["notes"] and set(row["ours"]) == set(row["theirs"]) == modes
             added, before = len(programs) - before, len(programs)
             assert added == 0 if name == "memory" else added >= 2
+    assert orders == 2 * [True, True, True, False, True, False]  # logits, then loss, of both sides
     assert min(programs) > 20  # operations: not a shell around something that was left as it is
 
 

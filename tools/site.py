@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 _WEB_FONTS = re.compile(r'@import ?(?:url\([^)]*fonts\.googleapis[^)]*\)|"[^"]*fonts\.googleapis[^"]*");?')
@@ -29,6 +30,7 @@ _UNUSED = re.compile(
 )
 _VIEWER = re.compile(r'<div class="annotated-viewer" data-kind="\w+".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
 SITE, PROC = ROOT / "_site", ROOT / "_proc"
+SMALLDOCS = [sys.executable, "-m", "smalldocs.cli", "render", str(PROC)]
 
 
 def _forget_removed() -> None:
@@ -74,19 +76,45 @@ def _with_sizes(page: Path) -> str:
     return re.sub(r"<img (?![^>]*\b(?:width|height)=)[^>]*>", place, page.read_text(encoding="utf-8"))
 
 
+def _lighten(picture: Path) -> None:
+    "The same pixels in an eighth less: a figure has an alpha channel, and nothing of it shows through."
+    with Image.open(picture) as image:
+        if image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
+            image.convert("RGB").save(picture, compress_level=9, dpi=image.info.get("dpi"))
+
+
+def _copies_for_models() -> None:
+    """The text of each page for language models, by smalldocs: in Quarto's, formulas lose their signs.
+
+    Its pictures are those of the page, where they have other names.
+    """
+    subprocess.run(SMALLDOCS, check=True)
+    shutil.copy(PROC / "_site" / "llms.txt", SITE)
+    for copy in (PROC / "_site").rglob("*.llms.md"):
+        page, text = SITE / copy.relative_to(PROC / "_site"), copy.read_text(encoding="utf-8")
+        files = page.with_name(page.name.removesuffix(".llms.md") + "_files")
+        beside = {file.read_bytes(): file for file in files.rglob("*.png")}
+        for picture in copy.with_name(files.name).glob("*.png"):
+            if same := beside.get(picture.read_bytes()):
+                text = text.replace(f"({files.name}/{picture.name})", f"({same.relative_to(page.parent).as_posix()})")
+            else:
+                files.mkdir(exist_ok=True)
+                shutil.copy(picture, files)
+        page.write_text(text, encoding="utf-8")
+
+
 def build() -> Path:
     "Process the notebooks with nbdev and render them, with Quarto where it is installed, else with smalldocs."
     os.chdir(ROOT)
     _forget_removed()
     proc_nbs(n_workers=0)
-    if shutil.which("quarto"):
-        command = ["quarto", "render", str(PROC), "--no-execute"]
-    else:
-        command = [sys.executable, "-m", "smalldocs.cli", "render", str(PROC)]
-    subprocess.run(command, check=True)
+    quarto = shutil.which("quarto")
+    subprocess.run(["quarto", "render", str(PROC), "--no-execute"] if quarto else SMALLDOCS, check=True)
     if SITE.exists():
         shutil.rmtree(SITE)
     shutil.copytree(PROC / "_site", SITE)
+    if quarto:
+        _copies_for_models()
     # The themes ask another host for their fonts; the reader's own do as well, offline too.
     for sheet in SITE.rglob("*.css"):
         css = sheet.read_text(encoding="utf-8")
@@ -96,6 +124,8 @@ def build() -> Path:
         page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
     for page in SITE.rglob("*.html"):
         page.write_text(_UNUSED.sub("", _with_sizes(page)), encoding="utf-8")
+    for picture in SITE.rglob("*_files/**/*.png"):
+        _lighten(picture)
     return SITE
 
 
