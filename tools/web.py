@@ -94,7 +94,8 @@ def visit(context, address: str):
     page.on("pageerror", lambda e: page.wrong.append(f"script: {e}"))
     page.on("requestfailed", lambda r: page.wrong.append(f"request: {r.url}"))
     page.on("response", lambda r: r.status >= 400 and page.wrong.append(f"{r.status}: {r.url}"))
-    page.goto(address, wait_until="networkidle")
+    page.goto(address)
+    page.wait_for_load_state("networkidle")  # a long page can be idle before it is loaded, so both
     return page
 
 
