@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import nbformat
+import numpy as np
 import pytest
 from execnb.nbio import dict2nb
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
 from tools import chapters, check, format, owner, procs, readme, site
 
 
@@ -161,6 +163,40 @@ def test_broken_links_are_found(tmp_path, link, why):
 
 def test_missing_pictures_are_found(tmp_path):
     assert made_site(tmp_path, index='<img src="gone.png">') == ["index.html: gone.png (no such file)"]
+
+
+def test_a_lighter_figure_has_the_same_pixels(tmp_path):
+    "An alpha channel goes where it says nothing, and stays where something shows through; inches stay inches."
+    colours = np.random.default_rng(0).integers(0, 256, (60, 80, 4), dtype=np.uint8)
+    for name, alpha in (("opaque", 255), ("clear", colours[:, :, 3].copy())):
+        colours[:, :, 3] = alpha
+        path = tmp_path / f"{name}.png"
+        Image.fromarray(colours).save(path, dpi=(220, 220))
+        before = path.read_bytes()
+        site._lighten(path)
+        with Image.open(path) as image:
+            assert image.mode == ("RGB" if name == "opaque" else "RGBA") and round(image.info["dpi"][0]) == 220
+            assert np.array_equal(np.asarray(image.convert("RGBA")), colours)
+        assert len(path.read_bytes()) < len(before) if name == "opaque" else path.read_bytes() == before
+
+
+def test_copies_for_models_name_the_page_s_own_figures(tmp_path, monkeypatch):
+    "As where Quarto has made the page: the same picture under another name, and one that it hasn't."
+    made, shown = tmp_path / "_proc" / "_site", tmp_path / "_site"
+    for file, content in {made / "llms.txt": b"# Book\n", made / "lab" / "a_files" / "a_1_0.png": b"one",
+                          made / "lab" / "a_files" / "a_2_0.png": b"two", made / "lab" / "a.llms.md":
+                          b"$x$ ![1](a_files/a_1_0.png) ![2](a_files/a_2_0.png)\n",
+                          shown / "lab" / "a_files" / "figure-html" / "cell-2-output-1.png": b"one"}.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    monkeypatch.setattr(site, "PROC", tmp_path / "_proc")
+    monkeypatch.setattr(site, "SITE", shown)
+    monkeypatch.setattr(site.subprocess, "run", lambda command, check: None)
+    site._copies_for_models()
+    text = (shown / "lab" / "a.llms.md").read_text(encoding="utf-8")
+    assert text == "$x$ ![1](a_files/figure-html/cell-2-output-1.png) ![2](a_files/a_2_0.png)\n"
+    assert (shown / "lab" / "a_files" / "a_2_0.png").read_bytes() == b"two"
+    assert (shown / "llms.txt").read_text(encoding="utf-8") == "# Book\n"
 
 
 def test_outputs_are_stored_without_debris():
