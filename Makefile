@@ -23,7 +23,7 @@ help:  ## explain the targets
 	@echo
 	@$(PYTHON) tools/targets.py
 
-# Reading needs nbdev and smalldocs; everything else needs PyTorch too. Each is set up once, and again when its pins change.
+# Reading needs nbdev, smalldocs and Pillow; everything else needs PyTorch too. Each is set up once, and again when its pins change.
 $(BIN)/python$(EXE):
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@echo "Making .venv ..."

@@ -1,13 +1,19 @@
 "The machinery behind `make`, on small made notebooks and sites."
 
+import ast
+import sys
+from importlib import metadata
 from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
 from execnb.nbio import dict2nb
+from nbdev.config import get_config
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 from tools import chapters, check, format, owner, procs, readme, site
 
@@ -197,6 +203,26 @@ def test_copies_for_models_name_the_page_s_own_figures(tmp_path, monkeypatch):
     assert text == "$x$ ![1](a_files/figure-html/cell-2-output-1.png) ![2](a_files/a_2_0.png)\n"
     assert (shown / "lab" / "a_files" / "a_2_0.png").read_bytes() == b"two"
     assert (shown / "llms.txt").read_text(encoding="utf-8") == "# Book\n"
+
+
+def test_the_site_is_built_with_what_reading_installs():
+    "`make book` installs `site_requirements` alone; a checkout that has run the tests has more, and would not notice."
+    owners, needed = metadata.packages_distributions(), set()
+    ask = [Requirement(line) for line in get_config()["site_requirements"].split()]
+    while ask:
+        one = ask.pop()
+        name = canonicalize_name(one.name)
+        if name not in needed and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            needed.add(name)
+            ask += map(Requirement, metadata.requires(name) or ())
+    assert "smalldocs" in needed and "torch" not in needed
+    for file in ("site.py", "procs.py"):
+        nodes = list(ast.walk(ast.parse((site.ROOT / "tools" / file).read_text(encoding="utf-8"))))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        others = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+        missing = [name for name in others if not {canonicalize_name(d) for d in owners[name]} & needed]
+        assert others and not missing, f"tools/{file} imports {missing}: add them to site_requirements in settings.ini"
 
 
 def test_outputs_are_stored_without_debris():
