@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from . import checks, corpora, tokenization
 from .bert import Bert
 from .data import pad
-from .encoders import max_pool, mean_pool
+from .parts.pooling import max_pool, mean_pool
 from .loss import cross_entropy
 from .recurrent import FusedRNN, start_well
 
