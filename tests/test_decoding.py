@@ -24,7 +24,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from annotated_nlp import decoding, ties
+from annotated_nlp import decoding
 from annotated_nlp.decoding import State, beam_search, evaluating, filter_logits, greedy, sample
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 
