@@ -24,8 +24,8 @@ from .encoders import keep_probability, last_state, max_pool, mean_pool  # noqa:
 from .encoders import negative_sampling_loss, neighbours, noise_distribution  # noqa: F401
 from .encoders import WeightDropLSTM, pointwise_mutual_information  # noqa: F401
 from .encoders import LSTMConfig, spell, window_pairs  # noqa: F401
-from .loss import cross_entropy
 from .recurrent import start_well
+from .seq2seq import cross_entropy
 
 # %% ../nbs/08_contextual.ipynb #508ecb40
 class LSTMLanguageModel(Generates, nn.Module):

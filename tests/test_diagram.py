@@ -30,7 +30,7 @@ def page():
     Diagram.__init__ = note
     os.chdir(NBS)
     try:
-        for cell in nbformat.read(NBS / "diagrams.ipynb", as_version=4).cells:
+        for cell in nbformat.read(NBS / "show" / "diagram.ipynb", as_version=4).cells:
             if cell.cell_type == "code":
                 exec(cell.source, names)
     finally:
