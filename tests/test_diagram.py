@@ -21,20 +21,26 @@ NBS = Path(__file__).resolve().parent.parent / "nbs"
 @pytest.fixture(scope="module")
 def page():
     "Every drawing of the page, made by running it, and the page's names."
-    made, init, here, names = [], Diagram.__init__, Path.cwd(), {}
+    made, here, names = [], Path.cwd(), {}
 
-    def note(self):
-        init(self)
-        made.append(self)
+    def noted(kind):
+        init = kind.__init__
 
-    Diagram.__init__ = note
-    os.chdir(NBS)
+        def note(self):
+            init(self)
+            made.append(self)
+
+        kind.__init__ = note
+
+    os.chdir(NBS / "show")
     try:
-        for cell in nbformat.read(NBS / "show" / "diagram.ipynb", as_version=4).cells:
+        for cell in nbformat.read("diagram.ipynb", as_version=4).cells:
             if cell.cell_type == "code":
+                before = names.get("Diagram")
                 exec(cell.source, names)
+                if names.get("Diagram") is not before:  # the page defines it
+                    noted(names["Diagram"])
     finally:
-        Diagram.__init__ = init
         os.chdir(here)
     return made, names
 
