@@ -4,10 +4,14 @@
 
 # %% auto #0
 __all__ = ['BertConfig', 'BertEmbedding', 'Pooler', 'Bert', 'MaskedLMHead', 'OnTrunk', 'BertForMaskedLM', 'BertForPreTraining',
-           'BertForSequenceClassification', 'BertForTokenClassification', 'BertForQuestionAnswering']
+           'BertForSequenceClassification', 'BertForTokenClassification', 'BertForQuestionAnswering', 'Packed', 'pack',
+           'NextSentence', 'next_sentence_pairs', 'sentence_order_pairs']
 
 # %% ../nbs/10_bert.ipynb #55987752
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +20,6 @@ from torch import Tensor, nn
 
 from . import checks
 from .checkpoints import Pretrained
-from .pairs import NextSentence, Packed, next_sentence_pairs, pack  # noqa: F401
 from .transformer import ACTIVATIONS, BlockConfig, Positions, Stack
 from .transformer import initialise_normal, make_norm
 
@@ -255,3 +258,96 @@ class BertForQuestionAnswering(OnTrunk):
         """Logits of the first and of the last piece of the answer, over all pieces."""
         start, end = self.span(states).unbind(-1)
         return start, end
+
+# %% ../nbs/10_bert.ipynb #6f2df7ac
+#| code-fold: true
+class Packed(NamedTuple):
+    """One text or two as BERT reads them.
+
+    It holds pieces, and which text each belongs to, 0 or 1.
+    """
+
+    ids: list[int]
+    segments: list[int]
+
+
+def pack(
+    first: Sequence[int],
+    second: Sequence[int] | None = None,
+    *,
+    cls_id: int,
+    sep_id: int,
+    max_len: int,
+) -> Packed:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], at most `max_len` pieces.
+
+    What is too long loses pieces at its end: of two texts always the longer one, at equal
+    length the second. Devlin et al. 2019, figure 2. Raises ValueError where `max_len` has no
+    room for the special tokens.
+    """
+    room = max_len - (2 if second is None else 3)
+    checks.room_for(max_len, max_len - room, "[CLS] and [SEP]")
+    after = 0 if second is None else len(second)
+    kept = min(len(first), max(room - after, room - room // 2))
+    ids = [cls_id, *first[:kept], sep_id]
+    rest = [] if second is None else [*second[: room - kept], sep_id]
+    return Packed(ids + rest, [0] * len(ids) + [1] * len(rest))
+
+# %% ../nbs/10_bert.ipynb #25ad83ea
+#| code-fold: true
+class NextSentence(NamedTuple):
+    """Two sentences, and whether they belong together.
+
+    `label` is 0 if the second follows the first, 1 if it is a stranger (or, of `sentence_order_pairs`, comes before it).
+    """
+
+    first: Sequence[int]
+    second: Sequence[int]
+    label: int
+
+
+def next_sentence_pairs(
+    documents: Sequence[Sequence[Sequence[int]]],
+    *,
+    generator: torch.Generator | None = None,
+) -> list[NextSentence]:
+    """For each sentence with a next one: by even chance that one, or any of another document.
+
+    A document is a list of sentences, a sentence a list of pieces. Nothing but `documents` is
+    drawn from, so pairs of one split hold nothing of another. Devlin et al. 2019, section
+    3.1. Raises ValueError for fewer than two documents that hold a sentence, and for an
+    empty sentence.
+    """
+    checks.documents(documents)
+    documents = [document for document in documents if len(document)]
+
+    def draw(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    pairs = []
+    for place, document in enumerate(documents):
+        for first, after in pairwise(document):
+            label = draw(2)
+            if label:
+                other = documents[(place + 1 + draw(len(documents) - 1)) % len(documents)]
+                after = other[draw(len(other))]
+            pairs.append(NextSentence(first, after, label))
+    return pairs
+
+
+def sentence_order_pairs(
+    documents: Sequence[Sequence[Sequence[int]]],
+    *,
+    generator: torch.Generator | None = None,
+) -> list[NextSentence]:
+    """For each sentence with a next one: the two in order, or by even chance swapped (label 1).
+
+    Documents and errors as in `next_sentence_pairs`. Lan et al. 2020, section 3.1.
+    """
+    checks.documents(documents)
+    pairs = []
+    for document in documents:
+        for both in pairwise(document):
+            label = int(torch.randint(2, (), generator=generator))
+            pairs.append(NextSentence(*(both[::-1] if label else both), label))
+    return pairs

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from . import checks
 from .decoding import Generates
-from .loss import cross_entropy
+from .seq2seq import cross_entropy
 from .parts.pooling import last_state, max_pool, mean_pool
 from .recurrent import start_well
 

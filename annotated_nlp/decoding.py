@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .ties import best
 
 # %% ../nbs/04_decoding.ipynb #e708f459
 @runtime_checkable
@@ -151,6 +150,8 @@ def beam_search(
     checks.within("[0, 10]", length_penalty=length_penalty)
     b, rows = len(start), torch.arange(len(start), device=start.device)
     take = lambda x, order: x[rows[:, None], order]
+    # of equal scores the first, on every device
+    best = lambda x, n: [y[:, :n] for y in x.sort(dim=1, descending=True, stable=True)]
     live_ids = torch.full((b, beam, max_new_tokens), pad_id, device=start.device)
     live_scores = torch.full((b, beam), -math.inf, device=start.device)
     # What has ended: values, scores, lengths and ids. Nothing has.

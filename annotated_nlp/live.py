@@ -30,8 +30,9 @@ from .compressing import Integers
 from .data import Image, batches, draws, handwritten_digits, number_words
 from .decoding import filter_logits
 from .gpt import GPT
+from .hub.tokenizers import special
 from .pictures import random_affine
-from .tokenization import BOS, EOS, load, save, special, train_tokenizer
+from .tokenization import BOS, EOS, load, save, train_tokenizer
 from .transformer import Transformer, TransformerConfig
 from .viewers import Viewer, _asset
 from .vit import ViT, ViTConfig, attention_rollout
@@ -184,7 +185,7 @@ def _numbers(split: str, per_length: int) -> list[tuple[str, str]]:
 def train_translator(steps: int = 1500, seed: int = 0) -> tuple[Transformer, Tokenizer]:
     """The site's translator of numbers, and its tokenizer: about two minutes on one core."""
     # here, since whoever shows a widget trains nothing
-    from annotated_nlp.finetuning import translation_loss
+    from annotated_nlp.tasks.translation import translation_loss
     from annotated_nlp.training import fit, inverse_sqrt
 
     pairs = _numbers("train", 8000)

@@ -34,8 +34,8 @@ from . import checks, corpora, tokenization
 from .bert import Bert
 from .data import pad
 from .parts.pooling import max_pool, mean_pool
-from .loss import cross_entropy
 from .recurrent import FusedRNN, start_well
+from .seq2seq import cross_entropy
 
 # %% ../nbs/19_sentences.ipynb #a79b4b20
 class SentenceEncoder(nn.Module):

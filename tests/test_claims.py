@@ -12,7 +12,8 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from annotated_nlp import lab, plots
+from annotated_nlp import lab
+from annotated_nlp.show.forest import Forest
 from scipy.stats import bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -283,7 +284,7 @@ def test_forest_draws_what_is_decided(keep):
     "A strip for each, zero in its middle, all within it; the open ones below, folded."
     keep()
     keep("20", name="other", effect=-1e-3, low=-2e-3, high=5e-4, unit="<bits>")
-    forest = plots.Forest(lab.claims(), pages=["lab/demo", "03_seq2seq"])
+    forest = Forest(lab.claims(), pages=["lab/demo", "03_seq2seq"])
     text = forest._repr_html_()
     assert text.count("<svg") == 2 and text.count('aria-label="') == 2 and "<details>" in text and "40 open claims" in text
     assert "+2.0 points" in text and "(+1.0 to +3.0)" in text and "&lt;bits&gt;" in text and "<bits>" not in text
@@ -295,13 +296,13 @@ def test_forest_draws_what_is_decided(keep):
 
 
 def test_forest_without_open_or_decided_rows(keep):
-    assert "<svg" not in plots.Forest(lab.claims())._repr_html_()
+    assert "<svg" not in Forest(lab.claims())._repr_html_()
     keep()
-    text = plots.Forest([row(18)])._repr_html_()
+    text = Forest([row(18)])._repr_html_()
     assert "<details>" not in text and "1 claims" not in text and text.startswith('<div class="forest">')
 
 
 def test_the_results_page_shows_the_present_table():
     nb = nbformat.read(ROOT / "nbs" / "results.ipynb", as_version=4)
     shown = [output["data"]["text/plain"] for cell in nb.cells for output in cell.get("outputs", []) if 'class="forest"' in output.get("data", {}).get("text/html", "")]
-    assert shown == [repr(plots.Forest(lab.claims()))], "make chapters NAMES=results"
+    assert shown == [repr(Forest(lab.claims()))], "make chapters NAMES=results"

@@ -9,8 +9,8 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from annotated_nlp import plots
-from annotated_nlp.plots import COLOURS, ROLES, Diagram, sizes
+from annotated_nlp.show.diagram import ROLES, WIDEST, Diagram, size_of
+from annotated_nlp.show.style import COLOURS
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from torch import nn
@@ -21,20 +21,26 @@ NBS = Path(__file__).resolve().parent.parent / "nbs"
 @pytest.fixture(scope="module")
 def page():
     "Every drawing of the page, made by running it, and the page's names."
-    made, init, here, names = [], Diagram.__init__, Path.cwd(), {}
+    made, here, names = [], Path.cwd(), {}
 
-    def note(self):
-        init(self)
-        made.append(self)
+    def noted(kind):
+        init = kind.__init__
 
-    Diagram.__init__ = note
-    os.chdir(NBS)
+        def note(self):
+            init(self)
+            made.append(self)
+
+        kind.__init__ = note
+
+    os.chdir(NBS / "show")
     try:
-        for cell in nbformat.read(NBS / "diagrams.ipynb", as_version=4).cells:
+        for cell in nbformat.read("diagram.ipynb", as_version=4).cells:
             if cell.cell_type == "code":
+                before = names.get("Diagram")
                 exec(cell.source, names)
+                if names.get("Diagram") is not before:  # the page defines it
+                    noted(names["Diagram"])
     finally:
-        Diagram.__init__ = init
         os.chdir(here)
     return made, names
 
@@ -49,7 +55,7 @@ def test_drawings_of_the_page_are_fit_to_print(page):
     assert len(shown) >= 9 and names["tight"].overlaps()
     assert [d.overlaps() for d in shown] == [[]] * len(shown)
     assert min(d.smallest_text(390) for d in shown) >= 9
-    assert max(d.size[0] for d in shown) <= plots.WIDEST
+    assert max(d.size[0] for d in shown) <= WIDEST
 
 
 def test_drawings_of_the_page_say_the_models_shapes(page):
@@ -65,13 +71,13 @@ def test_drawings_of_the_page_say_the_models_shapes(page):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5, 192)])
 def test_sizes_are_the_tensors(shape):
-    said = sizes(torch.zeros(shape), " ".join("bnd"[: len(shape)]))
+    said = size_of(torch.zeros(shape), " ".join("bnd"[: len(shape)]))
     numbers = said.split("= ")[-1].split(" × ") if shape else []
     assert tuple(map(int, numbers)) == shape
 
 
 def test_sizes_of_modules():
-    assert sizes(nn.Linear(64, 64)) == "4,160 weights"
+    assert size_of(nn.Linear(64, 64)) == "4,160 weights"
 
 
 @pytest.mark.parametrize("where, axis, sign", [("right_of", 0, 1), ("left_of", 0, -1), ("above", 1, 1), ("below", 1, -1)])
@@ -188,7 +194,7 @@ def test_a_wide_drawing_is_refused():
     (lambda d, a: d.matrix(torch.zeros(2, 2), rows=["x"], above=a), "rows has 1 labels and values 2"),
     (lambda d, a: a[0], "a has no cells"),
     (lambda d, a: d.bracket([], "x"), "elements is empty"),
-    (lambda d, a: sizes(torch.zeros(2, 3), "b n d"), "axes='b n d' must name 2 axes"),
+    (lambda d, a: size_of(torch.zeros(2, 3), "b n d"), "axes='b n d' must name 2 axes"),
     (lambda d, a: Diagram().size, "the drawing is empty"),
 ])
 def test_errors_name_the_argument(unchecked, call, message):

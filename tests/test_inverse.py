@@ -35,7 +35,7 @@ from annotated_nlp.inverse import (
     with_slope,
     write_source,
 )
-from annotated_nlp.loss import teacher_forcing
+from annotated_nlp.seq2seq import teacher_forcing
 from annotated_nlp.transformer import Transformer, TransformerConfig
 
 X = sympy.Symbol("x", positive=True)

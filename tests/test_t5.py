@@ -21,13 +21,8 @@ from twins import ROWS, exact_norm
 from twins import translation as batch
 from annotated_nlp.attention import attention_maps
 from annotated_nlp.decoding import beam_search
-from annotated_nlp.t5 import (
-    T5,
-    RelativeBias,
-    T5Config,
-    larger_steps,
-    relative_buckets,
-)
+from annotated_nlp.t5 import T5, RelativeBias, T5Config, relative_buckets
+from annotated_nlp.tasks.tuning import larger_steps
 
 unchecked = test_invariants.unchecked  # as a user has the package
 SMALL = ROWS["t5-1.0"].small

@@ -28,7 +28,7 @@ from annotated_nlp.tokenization import (
     BYTE_TO_CHAR,
     EOS,
     GPT2_WORD,
-    KINDS,
+    TOKENIZER_KINDS,
     PAD,
     SPACE,
     SPECIALS,
@@ -504,7 +504,7 @@ def small_tokenizer(kind) -> Tokenizer:
     return train_tokenizer(CORPUS, kind=kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_train_tokenizer_keeps_the_conventions(kind):
     tok = train_tokenizer(CORPUS, kind=kind)
     assert [tok.id_to_token(i) for i in range(4)] == SPECIALS
@@ -565,9 +565,9 @@ def test_wordpiece_kind_counts_where_the_class_weighs():
 def test_training_is_the_same_in_every_process():
     program = (
         "import json, sys\n"
-        "from annotated_nlp.tokenization import KINDS, train_tokenizer\n"
+        "from annotated_nlp.tokenization import TOKENIZER_KINDS, train_tokenizer\n"
         "texts = json.load(sys.stdin)\n"
-        "print([train_tokenizer(texts, 400, kind).to_str() for kind in KINDS])\n"
+        "print([train_tokenizer(texts, 400, kind).to_str() for kind in TOKENIZER_KINDS])\n"
     )
     outputs = set()
     for seed in "123":
@@ -590,7 +590,7 @@ def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one():
         assert small == {piece: i for piece, i in large.items() if i < 500}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_generators_are_accepted(kind):
     assert (
         train_tokenizer((text for text in CORPUS), kind=kind).get_vocab()
@@ -637,7 +637,7 @@ def test_text_that_spells_a_special_token_is_text():
         assert loaded.encode("[EOS]").ids == tok.encode("[EOS]").ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_a_limit_beyond_the_texts_is_no_reason_to_reserve_memory(kind):
     """The trainers reserve memory for the limit; 10**9 pieces would end the process."""
     program = (

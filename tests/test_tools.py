@@ -249,7 +249,7 @@ def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
 def test_all_chapters_are_run_in_order():
     names = [path.relative_to(chapters.NBS).as_posix() for path in chapters.chapters()]
     assert names[:4] == ["01_data.ipynb", "02_tokenization.ipynb", "03_seq2seq.ipynb", "04_decoding.ipynb"]
-    assert {"api.ipynb", "plots.ipynb", "lab/index.ipynb"} <= set(names)
+    assert {"api.ipynb", "show/style.ipynb", "lab/index.ipynb"} <= set(names)
 
 
 def home(tmp_path, monkeypatch, *cells):

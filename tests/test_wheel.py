@@ -148,7 +148,8 @@ said = {name: refused(importlib.import_module, f"annotated_nlp.{name}") for name
 said["patch_viewer"] = refused(patch_viewer, looks, torch.zeros(1, 4, 4), 2)
 print(json.dumps(said))
 """
-SERVED = {"runs": "train", "training": "train", "finetuning": "train", "plots": "book", "patch_viewer": "book"}  # by which extra
+SERVED = {"runs": "train", "training": "train", "tasks.tuning": "train", "tasks.translation": "train", "tasks.probes": "train", "show.style": "book",
+          "show.diagram": "book", "patch_viewer": "book"}  # by which extra
 
 
 @pytest.mark.wheel

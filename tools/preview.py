@@ -10,7 +10,7 @@ import nbformat
 import yaml
 from PIL import Image
 
-from annotated_nlp import plots
+from annotated_nlp.show.style import style
 
 ROOT = Path(__file__).resolve().parent.parent
 PREVIEW = ROOT / "nbs" / "images" / "preview.png"
@@ -28,7 +28,7 @@ def figure() -> Image.Image:
 def draw() -> None:
     "Title and description on the left, the figure on the right, in the size that previews are cut to."
     website = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]
-    plots.style()
+    style()
     canvas = plt.figure(figsize=(12, 6.3), dpi=100, layout="none")
     canvas.text(0.05, 0.72, "The\nAnnotated\nNLP", fontsize=52, fontweight="bold", va="center", linespacing=1.1)
     canvas.text(0.05, 0.27, fill(website["description"], 30), fontsize=19, va="center", linespacing=1.5)

@@ -64,7 +64,7 @@ def _with_sizes(page: Path) -> str:
             picture = (page.parent / unquote(source)).read_bytes()
         if picture.startswith(b"\x89PNG"):
             width, height = struct.unpack(">II", picture[16:24])
-            # A drawing (`plots.Diagram`) has 220 pixels to an inch, 8661 to a metre, where a chart has 110.
+            # A drawing (`show.diagram.Diagram`) has 220 pixels to an inch, 8661 to a metre, where a chart has 110.
             if b"pHYs" + struct.pack(">II", 8661, 8661) in picture[:200]:
                 width, height = width // 2, height // 2
         elif svg := re.match(rb'<svg[^>]* width="(\d+)" height="(\d+)"', picture):

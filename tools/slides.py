@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, SLIDES, STYLE = ROOT / "nbs", ROOT / "_slides", Path(__file__).with_name("slides.css")
-DRAWING = b"pHYs" + struct.pack(">II", 8661, 8661)  # `plots.Diagram` has 220 pixels to an inch, a chart has 110
+DRAWING = b"pHYs" + struct.pack(">II", 8661, 8661)  # `show.diagram.Diagram` has 220 pixels to an inch, a chart has 110
 BARE = re.compile(r"^(?:class|def) \w*bare", re.I | re.M)
 PROTECTED = re.compile(r"\$[^$]+\$|`[^`]+`|!?\[[^]]*\]\([^)]*\)")
 CALLOUT = re.compile(r"^:::+ \{.*?^:::+$", re.M | re.S)
