@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .decoding import Generates
 from .encoders import N_CHARACTERS, BagEncoder, CharacterEmbedding  # noqa: F401
 from .encoders import ConvolutionEncoder, ElmoConfig, LockedDropout, LSTMState  # noqa: F401
 from .encoders import RecurrentEncoder, SkipGram, TextClassifier  # noqa: F401
@@ -25,6 +24,7 @@ from .encoders import negative_sampling_loss, neighbours, noise_distribution  # 
 from .encoders import WeightDropLSTM, pointwise_mutual_information  # noqa: F401
 from .encoders import LSTMConfig, spell, window_pairs  # noqa: F401
 from .loss import cross_entropy
+from .parts.model import Generates
 from .recurrent import start_well
 
 # %% ../nbs/08_contextual.ipynb #508ecb40
@@ -62,7 +62,7 @@ class LSTMLanguageModel(Generates, nn.Module):
         return F.linear(states, self.embedding.weight, self.bias)
 
     def states(
-        self, ids: Int[Tensor, "b n"], all_layers: bool = False
+        self, ids: Int[Tensor, "b n"], *, all_layers: bool = False
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n _"], ...]:
         """What the last layer gives, or with `all_layers` the embedding and every layer, each as wide as it is."""
         states, _ = self.read(ids)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from . import checks
 from .attention import Relative, added
+from .parts.embedding import Embedding
 from .t5_setup import BYTES, SIZES, larger_steps  # noqa: F401
 from .t5_setup import T5Sizes, initialise_t5
-from .transformer import BlockConfig, Decoder, Embedding, EncoderDecoder, Stack
+from .transformer import BlockConfig, Decoder, EncoderDecoder, Stack
 
 # %% ../nbs/14_t5.ipynb #0f7129c4
 def relative_buckets(
@@ -167,6 +168,7 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config):
         super().__init__()
+        checks.instances(T5Config, config=config)
         c = self.config = config
         self.decoder = T5Decoder(c)
         self.encoder_bias = RelativeBias(c, causal=False)
