@@ -583,6 +583,18 @@ def test_generation_after_a_prefix(kind):
     assert torch.equal(found, prefixes[6])
 
 
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_mask_for_padding_at_the_end(prefix_lm):
+    "With it a row gives what it gives alone, and padding in front is refused."
+    model, ids, mask = small(prefix_lm=prefix_lm), torch.randint(29, (2, 9)), torch.arange(9) < torch.tensor([[9], [5]])
+    prefix = torch.tensor([3, 2]) if prefix_lm else None
+    found = model(ids, mask, prefix=prefix)
+    close(found[0], model(ids[:1], prefix=prefix if prefix is None else prefix[:1])[0])
+    close(found[1, :5], model(ids[1:, :5], prefix=prefix if prefix is None else prefix[1:])[0])
+    with pytest.raises(ValueError, match="mask must be True at the beginning of each row"):
+        model(ids, mask.flip(1), prefix=prefix)
+
+
 def test_reading_on_after_a_prefix():
     "Several tokens at once, one by one, or all in one pass: what follows the prefix sees no later token."
     model, ids = small(prefix_lm=True), torch.randint(29, (2, 9))
