@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .checkpoints import Pretrained
-from .transformer import ACTIVATIONS, BlockConfig, Positions, Stack
-from .transformer import initialise_normal, make_norm
+from .parts.embedding import Positions, initialise_normal
+from .parts.model import Pretrained
+from .transformer import ACTIVATIONS, BlockConfig, Stack, make_norm
 
 # %% ../nbs/10_bert.ipynb #e098c292
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,7 @@ class Bert(Pretrained, nn.Module):
     embedding_class = BertEmbedding
 
     def __init__(self, config: BertConfig, *, pooler: bool = True):
+        checks.instances(BertConfig, config=config)
         super().__init__()
         c = self.config = config
         self.embedding = self.embedding_class(c)
@@ -168,6 +169,7 @@ class OnTrunk(Pretrained, nn.Module):
     initialise = staticmethod(initialise_normal)
 
     def __init__(self, config: BertConfig, *, pooler: bool = False, **heads: nn.Module):
+        checks.instances(BertConfig, config=config)
         super().__init__()
         self.config = config
         self.trunk = self.trunk_class(config, pooler=pooler)
@@ -189,6 +191,7 @@ class BertForMaskedLM(OnTrunk):
     """Logits of the pieces, b n v (section 3.1, task 1)."""
 
     def __init__(self, config: BertConfig, *, activation: str | None = None):
+        checks.instances(BertConfig, config=config)
         super().__init__(config, mlm=MaskedLMHead(config, activation))
 
     def pieces(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
@@ -202,6 +205,7 @@ class BertForPreTraining(OnTrunk):
     """Both tasks (section 3.1): logits of the pieces, b n v, and of "follows", b 2."""
 
     def __init__(self, config: BertConfig):
+        checks.instances(BertConfig, config=config)
         follows = nn.Linear(config.d_model, 2)
         super().__init__(config, pooler=True, mlm=MaskedLMHead(config), nsp=follows)
 
@@ -222,6 +226,7 @@ class BertForSequenceClassification(OnTrunk):
     """One of `n_classes` for a text or a pair of texts: logits b c (section 4.1)."""
 
     def __init__(self, config: BertConfig):
+        checks.instances(BertConfig, config=config)
         classifier = nn.Linear(config.d_model, config.n_classes)
         super().__init__(config, pooler=True, classifier=classifier)
         self.dropout = nn.Dropout(config.dropout)
@@ -235,6 +240,7 @@ class BertForTokenClassification(OnTrunk):
     """One of `n_classes` for each piece: logits b n c (section 5.3)."""
 
     def __init__(self, config: BertConfig):
+        checks.instances(BertConfig, config=config)
         classifier = nn.Linear(config.d_model, config.n_classes)
         super().__init__(config, classifier=classifier)
         self.dropout = nn.Dropout(config.dropout)
@@ -248,6 +254,7 @@ class BertForQuestionAnswering(OnTrunk):
     """Where the answer in the second segment begins and ends: logits b n each (section 4.2)."""
 
     def __init__(self, config: BertConfig):
+        checks.instances(BertConfig, config=config)
         # the file counts a span's two ends as classes
         config = replace(config, n_classes=2)
         super().__init__(config, span=nn.Linear(config.d_model, 2))

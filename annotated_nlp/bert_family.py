@@ -93,6 +93,7 @@ class Roberta(Bert):
     embedding_class = RobertaEmbedding
 
     def __init__(self, config: RobertaConfig, *, pooler: bool = True):
+        checks.instances(RobertaConfig, config=config)
         super().__init__(config, pooler=pooler)
 
 
@@ -102,6 +103,7 @@ class RobertaForMaskedLM(BertForMaskedLM):
     trunk_class = Roberta
 
     def __init__(self, config: RobertaConfig):
+        checks.instances(RobertaConfig, config=config)
         # in the authors' code, whatever the blocks have
         super().__init__(config, activation="gelu")
 
@@ -168,6 +170,7 @@ class SpanBert(OnTrunk):
     """
 
     def __init__(self, config: BertConfig):
+        checks.instances(BertConfig, config=config)
         super().__init__(
             config, mlm=MaskedLMHead(config), span_boundary=BoundaryHead(config)
         )
@@ -229,6 +232,7 @@ class Albert(Bert):
     """
 
     def __init__(self, config: AlbertConfig, *, pooler: bool = True):
+        checks.instances(AlbertConfig, config=config)
         super().__init__(config, pooler=pooler)
         # ALBERT projects also where both widths are equal
         self.project = nn.Linear(config.d_embedding, config.d_model)
@@ -241,6 +245,7 @@ class AlbertForMaskedLM(BertForMaskedLM):
     trunk_class = Albert
 
     def __init__(self, config: AlbertConfig):
+        checks.instances(AlbertConfig, config=config)
         super().__init__(config)
 
 # %% ../nbs/11_bert_family.ipynb #52655092
@@ -253,6 +258,7 @@ class AlbertForSentenceOrder(OnTrunk):
     trunk_class = Albert
 
     def __init__(self, config: AlbertConfig):
+        checks.instances(AlbertConfig, config=config)
         # the file counts the two orders as classes
         config = replace(config, n_classes=2)
         order = nn.Linear(config.d_model, 2)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from . import checks
 from .attention import KVCache, Relative, SelfAttention
 from .bert import Bert, BertConfig, BertForMaskedLM
-from .checkpoints import Pretrained
-from .frame import Positions, initialise_normal
+from .parts.embedding import Positions, initialise_normal
+from .parts.model import Pretrained
 from .transformer import ACTIVATIONS, BlockConfig, Stack, make_norm
 
 # %% ../nbs/bert_relatives.ipynb #52ec93a1
@@ -173,6 +173,7 @@ class Deberta(Pretrained, nn.Module):
     """
 
     def __init__(self, config: DebertaConfig):
+        checks.instances(DebertaConfig, config=config)
         super().__init__()
         c = self.config = config
         self.embedding = DebertaEmbedding(c)
@@ -207,6 +208,7 @@ class DebertaForMaskedLM(BertForMaskedLM):
     """Logits of the pieces, b n v, from BERT's head on the last block: the model of `transformers`."""
 
     def __init__(self, config: DebertaConfig):
+        checks.instances(DebertaConfig, config=config)
         super().__init__(config)
 
     @staticmethod
@@ -223,6 +225,7 @@ class DebertaForPreTraining(DebertaForMaskedLM):
     """
 
     def __init__(self, config: DebertaConfig):
+        checks.instances(DebertaConfig, config=config)
         super().__init__(config)
         self.positions = Positions("learned", config.max_len, config.d_model)
         self.initialise(self.positions)
@@ -395,6 +398,7 @@ class Canine(Pretrained, nn.Module):
     """
 
     def __init__(self, config: CanineConfig):
+        checks.instances(CanineConfig, config=config)
         super().__init__()
         c = self.config = config
         self.embedding = CanineEmbedding(c)
@@ -543,6 +547,7 @@ class XLNet(Pretrained, nn.Module):
     """
 
     def __init__(self, config: XLNetConfig):
+        checks.instances(XLNetConfig, config=config)
         super().__init__()
         c = self.config = config
         self.tokens = nn.Embedding(c.vocab_size, c.d_model)

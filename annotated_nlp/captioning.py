@@ -16,11 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .checkpoints import Pretrained
-from .decoding import Generates
 from .gpt import GPTConfig
+from .parts.embedding import Embedding, initialise_normal
+from .parts.model import Generates, Pretrained
+from .parts.writing import DecoderState
 from .seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
-from .transformer import Decoder, DecoderState, Embedding, initialise_normal
+from .transformer import Decoder
 from .vit import ViT, ViTConfig
 
 # %% ../nbs/21_captioning.ipynb #1efc15a0
@@ -165,6 +166,7 @@ class Captioner(Pretrained, Generates, nn.Module):
 
     def __init__(self, config: CaptionerConfig):
         super().__init__()
+        checks.instances(CaptionerConfig, config=config)
         c, d = config, config.decoder
         self.config, self.encoder = c, ViT(c.encoder)
         self.encoder.head = nn.Identity()  # nobody asks it for a class
@@ -175,7 +177,9 @@ class Captioner(Pretrained, Generates, nn.Module):
         self.decoder = Decoder(d, d.n_layers, embedding, cross=True)
         self.initialise(self)
 
-    initialise = staticmethod(initialise_normal)
+    def initialise(self, module: nn.Module) -> None:
+        """Start `module`, the model or a part of it, anew by `initialise_normal`."""
+        initialise_normal(module)
 
     def forward(
         self, images: Float[Tensor, "b channels height width"], ids: Int[Tensor, "b n"]
@@ -196,13 +200,14 @@ class Captioner(Pretrained, Generates, nn.Module):
         self,
         images: Float[Tensor, "b channels height width"],
         ids: Int[Tensor, "b n"],
+        *,
         all_layers: bool = False,
     ) -> tuple:
         """The encoder's states, before `project`, and the decoder's.
 
         With `all_layers` a tuple of each, layer by layer.
         """
-        seen = self.encoder.states(images, all_layers)
+        seen = self.encoder.states(images, all_layers=all_layers)
         checks.ids(self.config.decoder.vocab_size, rows=images.shape[0], ids=ids)
         memory = self.project(seen[-1] if all_layers else seen)
         return seen, self.decoder.states(ids, memory=memory, all_layers=all_layers)
@@ -223,7 +228,7 @@ class Captioner(Pretrained, Generates, nn.Module):
     def step(
         self, ids: Int[Tensor, "b"], state: DecoderState
     ) -> tuple[Float[Tensor, "b v"], DecoderState]:
-        """`Decoder.step`: consume one token a row."""
+        """`Writes.step` of the decoder: consume one token a row."""
         return self.decoder.step(ids, state)
 
     def begin(

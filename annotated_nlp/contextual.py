@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from . import checks
-from .decoding import Generates
+from .parts.model import Generates
 from .seq2seq import cross_entropy
 from .parts.pooling import last_state, max_pool, mean_pool
 from .recurrent import start_well
@@ -161,7 +161,7 @@ class LSTMLanguageModel(Generates, nn.Module):
         return F.linear(states, self.embedding.weight, self.bias)
 
     def states(
-        self, ids: Int[Tensor, "b n"], all_layers: bool = False
+        self, ids: Int[Tensor, "b n"], *, all_layers: bool = False
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n _"], ...]:
         """What the last layer gives, or with `all_layers` the embedding and every layer, each as wide as it is."""
         states, _ = self.read(ids)

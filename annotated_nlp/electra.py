@@ -72,6 +72,7 @@ class Electra(Bert):
     """
 
     def __init__(self, config: ElectraConfig, *, pooler: bool = False):
+        checks.instances(ElectraConfig, config=config)
         super().__init__(config, pooler=pooler)
 
 # %% ../nbs/13_electra.ipynb #138e9834
@@ -81,6 +82,7 @@ class ElectraForMaskedLM(BertForMaskedLM):
     trunk_class = Electra
 
     def __init__(self, config: ElectraConfig):
+        checks.instances(ElectraConfig, config=config)
         # in the authors' code, whatever the blocks have
         super().__init__(config, activation="gelu")
 
@@ -105,6 +107,7 @@ class ElectraForPreTraining(OnTrunk):
     trunk_class = Electra
 
     def __init__(self, config: ElectraConfig):
+        checks.instances(ElectraConfig, config=config)
         super().__init__(config, rtd=DiscriminatorHead(config))
 
     def forward(
@@ -224,6 +227,7 @@ class ElectraForSequenceClassification(OnTrunk):
     trunk_class = Electra
 
     def __init__(self, config: ElectraConfig):
+        checks.instances(ElectraConfig, config=config)
         super().__init__(config, classifier=ClassificationHead(config))
 
     def forward(

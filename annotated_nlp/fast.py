@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from . import checks, frame
+from . import checks
+from .parts import embedding
+from .parts.writing import Writes
 
 # %% ../nbs/fast.ipynb #9d1e0f5d
 # None: PyTorch was built without oneDNN
@@ -132,7 +134,7 @@ class Linear(nn.Linear):
         return affine(x, self.weight, self.bias)
 
 
-class Embedding(frame.Embedding):
+class Embedding(embedding.Embedding):
     """The embedding of a `Decoder`, with the same weights under the same names; its logits by `affine`."""
 
     def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
@@ -140,7 +142,7 @@ class Embedding(frame.Embedding):
         return affine(x, self.tokens.weight)
 
 
-_FAST = {nn.Linear: Linear, frame.Embedding: Embedding}
+_FAST = {nn.Linear: Linear, embedding.Embedding: Embedding}
 
 # %% ../nbs/fast.ipynb #8e5b1c47
 class Report(NamedTuple):
@@ -166,11 +168,11 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
             hasattr(module, key) for key in ("in_features", "out_features", "weight")
         )
         # Its table makes the logits, unless it has a head, as T5 1.1's decoder.
-        tied = isinstance(module, frame.Writer) and getattr(module, "head", None) is None
-        embedding = module.embedding if tied else None
-        if isinstance(embedding, frame.Embedding) and embedding not in inside:
-            yield f"{name}.embedding".lstrip("."), embedding, embedding.tokens
-            inside.add(embedding)
+        tied = isinstance(module, Writes) and getattr(module, "head", None) is None
+        table = module.embedding if tied else None
+        if isinstance(table, embedding.Embedding) and table not in inside:
+            yield f"{name}.embedding".lstrip("."), table, table.tokens
+            inside.add(table)
         elif module not in inside and linear:
             yield name, module, module
             inside.update(module.modules())

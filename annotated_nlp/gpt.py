@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .checkpoints import Pretrained
-from .decoding import Generates
-from .transformer import Block, BlockConfig, Decoder, DecoderState, Embedding
-from .transformer import initialise_normal
+from .parts.embedding import Embedding, initialise_normal
+from .parts.model import Generates, Pretrained
+from .transformer import Block, BlockConfig, Decoder
 
 # %% ../nbs/09_gpt.ipynb #0795c360
 # d_model, layers, heads
@@ -105,21 +104,6 @@ def prefix_mask(prefix: Int[Tensor, "b"], n: int) -> Bool[Tensor, "b n n"]:
     causal = rearrange(position, "i -> i 1") >= position
     return causal | (position < rearrange(prefix, "b -> b 1 1"))
 
-# %% ../nbs/09_gpt.ipynb #6a06b5b3
-def _to_the_right(
-    ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
-) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b"] | None]:
-    """Each row's tokens at its end, and how many columns before them are padding; None if there are none.
-
-    Columns that are padding in every row are left out.
-    """
-    checks.mask(ids.shape, "tokens", mask=mask)
-    padding = (~mask).sum(1)
-    least, most = torch.stack(padding.aminmax()).tolist()  # one wait for the device
-    checks.prompts(most, ids.shape[1], padding)
-    order = mask.int().argsort(dim=1, stable=True)
-    return ids.gather(1, order)[:, least:], padding - least if most > least else None
-
 # %% ../nbs/09_gpt.ipynb #e6787013
 class GPT(Pretrained, Generates, Decoder):
     """A language model of causal blocks: the next token from those before it.
@@ -130,6 +114,7 @@ class GPT(Pretrained, Generates, Decoder):
     """
 
     def __init__(self, config: GPTConfig):
+        checks.instances(GPTConfig, config=config)
         c = config
         embedding = Embedding(
             c.vocab_size,
@@ -155,17 +140,24 @@ class GPT(Pretrained, Generates, Decoder):
                     )
 
     def forward(
-        self, ids: Int[Tensor, "b n"], prefix: Int[Tensor, "b"] | None = None
+        self,
+        ids: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        *,
+        prefix: Int[Tensor, "b"] | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Logits for the token after each of `ids`. Padding must stand at the end, where no token sees it.
+        """Logits for the token after each of `ids`.
 
+        `mask` is True at tokens. Padding must stand at the end, where no token sees it, with a mask or without.
         `prefix` counts the tokens of each row that see each other both ways (`prefix_lm`; 0 if not given).
         """
-        return self.logits(self.states(ids, prefix))
+        return self.logits(self.states(ids, mask, prefix=prefix))
 
     def states(
         self,
         ids: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        *,
         prefix: Int[Tensor, "b"] | None = None,
         all_layers: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
@@ -174,50 +166,16 @@ class GPT(Pretrained, Generates, Decoder):
         Arguments as in `forward`.
         """
         checks.ids(self.config.vocab_size, ids=ids)
-        mask = None
+        if mask is not None:
+            checks.tokens_first(ids.shape, mask)
         if self.config.prefix_lm:
             prefix = ids.new_zeros(ids.shape[0]) if prefix is None else prefix
             checks.counts(ids.shape[0], most=ids.shape[1], prefix=prefix)
-            mask = prefix_mask(prefix, ids.shape[1])
+            pairs = prefix_mask(prefix, ids.shape[1])
+            mask = pairs if mask is None else pairs & rearrange(mask, "b m -> b 1 m")
         elif prefix is not None:
             checks.missing_option("prefix_lm", "prefix")
         return super().states(ids, mask, all_layers=all_layers)
-
-    @torch.no_grad()
-    def start(
-        self,
-        ids: Int[Tensor, "b n"],
-        padding: Int[Tensor, "b"] | None = None,
-        max_len: int | None = None,
-    ) -> DecoderState:
-        """Read the beginning of a text, `n` may be 0; room for `max_len` tokens (the model's if not given).
-
-        `padding` counts the columns at the left of each row that are no tokens. With `prefix_lm` what is read
-        here is the prefix. Call `eval()` first, or dropout acts.
-        """
-        rows, n = ids.shape
-        if padding is not None:
-            checks.counts(rows, most=n, padding=padding)
-        max_len = self.config.max_len if max_len is None else max_len
-        state = self.new_state(rows, max_len, padding=padding)
-        return self.read(ids, state)[1] if n else state
-
-    def begin(
-        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None, max_new_tokens: int
-    ) -> tuple[DecoderState, Int[Tensor, "b"]]:
-        """The state and the token from which `generate` writes on.
-
-        With `prefix_lm` the prompt is the prefix, but for its last token. Raises ValueError for a prompt without
-        tokens, and for more tokens than the model has positions for.
-        """
-        checks.ids(self.config.vocab_size, ids=ids)
-        prompt, padding = (ids, None) if mask is None else _to_the_right(ids, mask)
-        checks.room(prompt.shape[1], max_new_tokens, self.config.max_len)
-        # Not a view, for which a compiled step would be compiled once more.
-        last = prompt[:, -1].clone(memory_format=torch.contiguous_format)
-        return self.start(
-            prompt[:, :-1], padding, prompt.shape[1] - 1 + max_new_tokens
-        ), last
 
 # %% ../nbs/09_gpt.ipynb #881acbba
 class GPTForSequenceClassification(Pretrained, nn.Module):
@@ -228,11 +186,14 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        checks.instances(GPTConfig, config=config)
         self.config, self.gpt = config, GPT(config)
         self.score = nn.Linear(config.d_model, config.n_classes, bias=False)
         self.initialise(self.score)
 
-    initialise = GPT.initialise
+    def initialise(self, module: nn.Module) -> None:
+        """Start `module`, the model or a part of it, anew, as `GPT` does."""
+        self.gpt.initialise(module)
 
     def forward(
         self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None

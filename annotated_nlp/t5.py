@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from . import checks
 from .attention import CrossAttention, Relative, SelfAttention, added
-from .transformer import BlockConfig, Decoder, Embedding, EncoderDecoder, Stack
+from .parts.embedding import Embedding
+from .transformer import BlockConfig, Decoder, EncoderDecoder, Stack
 
 # %% ../nbs/14_t5.ipynb #0f7129c4
 def relative_buckets(
@@ -274,6 +275,7 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config):
         super().__init__()
+        checks.instances(T5Config, config=config)
         c = self.config = config
         self.decoder = T5Decoder(c)
         self.encoder_bias = RelativeBias(c, causal=False)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'BlockConfig', 'make_norm', 'FeedForward', 'Sublayer', 'Block', 'Stack', 'TransformerConfig', 'Decoder',
-           'Transformer']
+           'EncoderDecoder', 'Transformer']
 
 # %% ../nbs/06_transformer.ipynb #f35e57ec
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,10 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from . import checks
 from .attention import CrossAttention, Relative, SelfAttention
-from .frame import BlockCache, CachingBlock, CachingStack, Embedding
-from .frame import EncoderDecoder, Writer, initialise_uniform
-from .frame import DecoderState, Positions, initialise_normal  # noqa: F401
-from .frame import sinusoidal_positions  # noqa: F401
+from .parts.embedding import Embedding, initialise_uniform
+from .parts.model import Generates, Pretrained
+from .parts.writing import BlockCache, Writes, WritesFromSource
 
 # %% ../nbs/06_transformer.ipynb #98a5fe8a
 ACTIVATIONS = dict(relu=F.relu, gelu=F.gelu, gelu_tanh=partial(F.gelu, approximate="tanh"))
@@ -111,7 +110,7 @@ class Sublayer(nn.Module):
         return self.norm(x + self.dropout(self.layer(x, **others)))
 
 # %% ../nbs/06_transformer.ipynb #9838d2c7
-class Block(CachingBlock):
+class Block(nn.Module):
     """Self-attention, cross-attention to a memory if `cross`, and a feed-forward network.
 
     Vaswani et al. 2017, figure 1: the encoder's block, and with `causal` and `cross` the
@@ -148,7 +147,7 @@ class Block(CachingBlock):
         return self.feed_forward(x)
 
 # %% ../nbs/06_transformer.ipynb #a0ab9bdb
-class Stack(CachingStack):
+class Stack(nn.Module):
     """`n_layers` blocks, one after the other, and a last norm if they are pre-norm.
 
     `shared`: one block, used `n_layers` times (Lan et al. 2020, section 3.1). Set `checkpoint` to True to compute
@@ -173,6 +172,11 @@ class Stack(CachingStack):
         self.blocks = nn.ModuleList(Block(config, causal=causal, cross=cross) for _ in each)
         self.norm = make_norm(config) if config.norm_first else nn.Identity()
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks in the order of their use."""
+        return [self.blocks[0]] * self.n_layers if self.shared else [*self.blocks]
+
     def forward(
         self,
         x: Float[Tensor, "b n d"],
@@ -188,7 +192,7 @@ class Stack(CachingStack):
 
         With `all_layers` a tuple: what came in, then what each layer gave, the last one after the last norm.
         """
-        layers, states = self._layers(), [x]
+        layers, states = self.layers, [x]
         checks.one_cache_each(caches, len(layers))
         each = relative if isinstance(relative, Sequence) else [relative] * len(layers)
         for block, own, cache in zip(
@@ -251,10 +255,12 @@ class TransformerConfig(BlockConfig):
         return cls.base(vocab_size, **sizes | changes)
 
 # %% ../nbs/06_transformer.ipynb #9ab4ce99
-class Decoder(Writer):
+class Decoder(Writes, nn.Module):
     """An embedding and a causal stack, with cross-attention if `cross`, that write a text from left to right.
 
-    `relative` makes the stack's positions, as `Writer` says.
+    `relative` makes the stack's positions: `relative(n, start, prepared)`, for n tokens from `start` on, gives what
+    `SelfAttention` takes; `relative.prepare(max_len)` is called once for a text that is written step by step, and
+    what it gives is passed on.
     """
 
     def __init__(
@@ -267,10 +273,98 @@ class Decoder(Writer):
         cross: bool = False,
         relative: nn.Module | None = None,
     ):
-        stack = Stack(config, n_layers, causal=causal, cross=cross)
-        super().__init__(config, embedding, stack, causal, relative)
+        super().__init__()
+        self.config, self.embedding, self.relative = config, embedding, relative
+        self.causal = causal
+        self.stack = Stack(config, n_layers, causal=causal, cross=cross)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"] | None = None, **others
+    ) -> Float[Tensor, "b n v"]:
+        """Logits for the token after each of `ids`. Arguments as in `states`."""
+        return self.logits(self.states(ids, mask, **others))
+
+    def states(
+        self,
+        ids: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n"] | Bool[Tensor, "b n n"] | None = None,
+        *,
+        memory: Float[Tensor, "b m d"] | None = None,
+        memory_mask: Bool[Tensor, "b m"] | None = None,
+        all_layers: bool = False,
+    ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
+        """What the stack gives for each of `ids`, or with `all_layers` each layer.
+
+        `mask` is True at tokens, or at pairs. Without one, padding must stand at the end, where no token sees it.
+        """
+        relative = None if self.relative is None else self.relative(ids.shape[1])
+        return self.stack(
+            self.embedding(ids), mask, relative, memory, memory_mask, all_layers=all_layers
+        )
+
+    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """The dot product of each state with each token's vector."""
+        return self.embedding.logits(x)
 
 # %% ../nbs/06_transformer.ipynb #7268544a
+class EncoderDecoder(Pretrained, Generates, WritesFromSource, nn.Module):
+    """What reads a source as a whole and writes a target from left to right.
+
+    A subclass has `src_embedding`, a `decoder`, and `encoder_layers(src, mask, all_layers)`. Source and target
+    are token ids of shapes b m and b n; without `src_mask`, `pad_id` is padding. Raises ValueError for wrong shapes,
+    dtypes and masks, an empty batch, and on the CPU for ids outside the vocabulary (looking would make a GPU wait).
+    """
+
+    src_embedding: Embedding  # these are the subclass's own
+    encoder_layers: Callable[[Tensor, Tensor, bool], tuple[Tensor, ...]]
+
+    def forward(
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+    ) -> Float[Tensor, "b n v"]:
+        """Logits for the token after each of `tgt`: the target shifted right, its first token in front.
+
+        Padding of `tgt` must stand at its end, where no real token sees it.
+        """
+        return self.decoder.logits(self.states(src, tgt, src_mask)[1])
+
+    def encode(
+        self, src: Int[Tensor, "b m"], src_mask: Bool[Tensor, "b m"] | None = None
+    ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
+        """The encoder's states, and where they are real."""
+        mask = self._real(src, src_mask)
+        return self.encoder_layers(src, mask, False)[-1], mask
+
+    def states(
+        self,
+        src: Int[Tensor, "b m"],
+        tgt: Int[Tensor, "b n"],
+        src_mask: Bool[Tensor, "b m"] | None = None,
+        *,
+        all_layers: bool = False,
+    ) -> tuple:
+        """The encoder's states and the decoder's.
+
+        With `all_layers` a tuple of each, layer by layer.
+        """
+        mask = self._real(src, src_mask)
+        encoder = self.encoder_layers(src, mask, all_layers)
+        checks.ids(self.decoder.embedding.tokens.num_embeddings, rows=src.shape[0], tgt=tgt)
+        decoder = self.decoder.states(
+            tgt, memory=encoder[-1], memory_mask=mask, all_layers=all_layers
+        )
+        return (encoder if all_layers else encoder[-1]), decoder
+
+    def _real(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        checks.ids(self.src_embedding.tokens.num_embeddings, src=src)
+        if src_mask is None:
+            return src != self.config.pad_id
+        checks.mask(src.shape, src_mask=src_mask)
+        return src_mask
+
+
 class Transformer(EncoderDecoder):
     """Encoder and decoder of blocks, for any task from sequence to sequence.
 
@@ -280,6 +374,7 @@ class Transformer(EncoderDecoder):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
+        checks.instances(TransformerConfig, config=config)
         c = self.config = config
         settings = dict(positions=c.positions, max_len=c.max_len, dropout=c.dropout)
         embedding = partial(Embedding, d_model=c.d_model, scale=c.d_model**0.5, **settings)

@@ -19,12 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .checkpoints import Pretrained
+from .parts.embedding import initialise_normal
+from .parts.model import Pretrained
 from .pictures import ConvNet as ConvNet
 from .pictures import Mixed as Mixed
 from .pictures import mixup as mixup
 from .pictures import random_affine as random_affine
-from .transformer import BlockConfig, Stack, initialise_normal
+from .transformer import BlockConfig, Stack
 
 # %% ../nbs/15_vit.ipynb #9ebb6279
 def to_patches(
@@ -195,13 +196,16 @@ class ViT(Pretrained, nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
+        checks.instances(ViTConfig, config=config)
         c = self.config = config
         self.embedding = ViTEmbedding(c, self.n_tokens)
         self.stack = Stack(c, c.n_layers)
         self.head = nn.Linear(c.d_model, c.n_classes)
         self.initialise(self)
 
-    initialise = staticmethod(initialise_normal)
+    def initialise(self, module: nn.Module, std: float = 0.02) -> None:
+        """Start `module`, the model or a part of it, anew by `initialise_normal`."""
+        initialise_normal(module, std)
 
     def forward(
         self, images: Float[Tensor, "b channels height width"]
@@ -210,7 +214,7 @@ class ViT(Pretrained, nn.Module):
         return self.head(self.states(images)[:, 0])
 
     def states(
-        self, images: Float[Tensor, "b channels height width"], all_layers: bool = False
+        self, images: Float[Tensor, "b channels height width"], *, all_layers: bool = False
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], ...]:
         """The last states, or those of every layer.
 

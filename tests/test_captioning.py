@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from annotated_nlp import decoding, scenes
 from annotated_nlp.attention import attention_maps, dot_product_attention
 from annotated_nlp.captioning import Captioner, CaptionerConfig, FeatureMap, ShowAndTell
+from annotated_nlp.checkpoints import layouts_of
 from annotated_nlp.gpt import GPTConfig
 from annotated_nlp.vit import ViT, ViTConfig
 from parity import close
@@ -97,7 +98,7 @@ def test_outputs_losses_and_gradients(odd, dtype, tmp_path):
     wanted = torch.autograd.grad(100 * losses[1], list(theirs.parameters()), allow_unused=True)
     wanted = as_saved(theirs, wanted, tmp_path / "b")
     gradients = torch.autograd.grad(100 * losses[0], list(ours.parameters()))
-    gradients = ours.layouts[0].rename({name: x for (name, _), x in zip(ours.named_parameters(), gradients, strict=True)})
+    gradients = layouts_of(Captioner)[0].rename({name: x for (name, _), x in zip(ours.named_parameters(), gradients, strict=True)})
     for name, gradient in gradients.items():
         scale = max(1, wanted[name].abs().max().item())
         assert_close(gradient, wanted[name], atol=3 * TO[dtype] * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")

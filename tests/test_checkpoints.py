@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -1079,7 +1080,7 @@ def test_messages_about_tensors_stay_short(gpt2):
 @pytest.mark.parametrize("moment", ["read_json", "_open", "_check_fingerprint", "_sources", "_copy"])
 @pytest.mark.parametrize("sizes", [("5GB", "5GB"), ("5GB", "10KB"), ("10KB", "5GB"), ("10KB", "20KB")], ids=str)
 def test_reading_beside_a_writer(moment, sizes, tmp_path, monkeypatch):
-    "Another model is saved over the first just before or after each step of reading: what comes of it is that one, whole."
+    "Another model is saved over the first just before or after each step of reading: what is read is one of the two, whole, or refused."
     first, second = models(1, 2)
     step = getattr(checkpoints, moment)
     for before in (True, False):
@@ -1096,34 +1097,13 @@ def test_reading_beside_a_writer(moment, sizes, tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpoints, moment, beside)
-            assert equal(GPT.from_pretrained(tmp_path), second)
-        assert not writes
-
-
-def test_reading_waits_for_a_writer(ours, monkeypatch):
-    "Between the old configuration and the new one the folder has none, and the writer's own folder in it."
-    (ours / ".saving-x").mkdir()
-    (ours / "config.json").rename(ours / ".saving-x" / "config.json")
-    naps = []
-
-    def sleep(seconds):
-        naps.append(seconds)
-        if len(naps) == 3:
-            (ours / ".saving-x" / "config.json").rename(ours / "config.json")
-
-    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
-    assert isinstance(GPT.from_pretrained(ours), GPT) and len(naps) == 3
-    (ours / "config.json").unlink()  # the writer was killed
-    with pytest.raises(FileNotFoundError, match="has no config.json: it holds no model, or saving one was interrupted"):
-        GPT.from_pretrained(ours)
-
-
-def test_writers_without_end(ours, monkeypatch):
-    stamps = iter(range(1000))
-    monkeypatch.setattr(checkpoints, "_stamp", lambda folder: next(stamps))
-    monkeypatch.setattr(checkpoints.time, "sleep", lambda seconds: None)
-    with pytest.raises(ValueError, match="was written to whenever it was read: try again"):
-        GPT.from_pretrained(ours)
+            try:
+                found = GPT.from_pretrained(tmp_path)
+            except (FileNotFoundError, ValueError) as error:
+                assert re.search("fetch or save it again|fetch or save the model again|Fetch or save it again", str(error))
+            else:
+                assert equal(found, first) or equal(found, second)
+        assert not writes and equal(GPT.from_pretrained(tmp_path), second)
 
 
 FULL = """

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from collections import Counter
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from transformers import (
 
 from annotated_nlp import decoding
 from annotated_nlp.decoding import State, beam_search, evaluating, filter_logits, greedy, sample
+from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 
 END, START = 0, 1
@@ -691,3 +693,53 @@ def test_evaluating(training):
     with pytest.raises(ZeroDivisionError), evaluating(model):
         raise ZeroDivisionError
     assert [part.training for part in model.modules()] == before
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["the first ends last", "the first ends first"])
+def test_evaluating_in_two_threads(nested):
+    "Of two blocks that overlap, the last to end restores the modes: until then no part is in training, after it each is as before."
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.Linear(2, 2))).train()
+    model[1][0].eval()
+    before = [part.training for part in model.modules()]
+    inside, leave = threading.Event(), threading.Event()
+
+    def first():
+        with evaluating(model[1] if nested else model):
+            inside.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(60)
+    with evaluating(model):
+        if not nested:
+            leave.set()
+            thread.join()
+        assert not any(part.training for part in model.modules())
+    assert not model[1].training or not nested
+    leave.set()
+    thread.join()
+    assert [part.training for part in model.modules()] == before
+
+
+def test_overlapping_calls_of_generate():
+    "Two threads write with one model in training: one begins while the other has begun and not ended, and ends first."
+    model = GPT(GPTConfig(vocab_size=11, max_len=8, d_model=8, n_heads=2, n_layers=1)).train()
+    inside, leave = threading.Event(), threading.Event()
+    step, modes = model.step, []
+
+    def waiting(ids, state):
+        if threading.current_thread() is thread:
+            inside.set()
+            assert leave.wait(60)
+        modes.append(any(part.training for part in model.modules()))
+        return step(ids, state)
+
+    model.step = waiting
+    thread = threading.Thread(target=lambda: model.generate(torch.tensor([[1, 2]]), 3))
+    thread.start()
+    assert inside.wait(60)
+    model.generate(torch.tensor([[3]]), 2)
+    leave.set()
+    thread.join()
+    assert modes == [False] * 5 and all(part.training for part in model.modules())

@@ -355,7 +355,7 @@ def test_swapped_and_back():
 def test_logits_that_are_products_with_the_tokens():
     "Swapped and back: values, gradients and names stay. A table that was quantized is left."
     from annotated_nlp.compressing import quantize
-    from annotated_nlp.frame import Embedding
+    from annotated_nlp.parts.embedding import Embedding
     from annotated_nlp.gpt import GPT, GPTConfig
 
     torch.manual_seed(0)

@@ -180,7 +180,7 @@ def generated(theirs, ids, new, **options):
 def again(model, ids, new, prefix=None):
     "Greedily, everything read anew for each token."
     for _ in range(new):
-        logits = model(ids) if prefix is None else model(ids, torch.full((len(ids),), prefix))
+        logits = model(ids) if prefix is None else model(ids, prefix=torch.full((len(ids),), prefix))
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
     return ids
 
@@ -538,8 +538,8 @@ def test_no_prefix_is_a_gpt(kind):
     prefixed.load_state_dict(model.state_dict())
     ids = torch.randint(29, (3, 9))
     for prefix in (None, torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.long), torch.tensor([1, 0, 1], dtype=torch.int32)):
-        close(prefixed(ids, prefix), model(ids))
-    assert (prefixed(ids, torch.tensor([2, 5, 9])) - model(ids)).abs().amax((1, 2)).min() > 1e-3
+        close(prefixed(ids, prefix=prefix), model(ids))
+    assert (prefixed(ids, prefix=torch.tensor([2, 5, 9])) - model(ids)).abs().amax((1, 2)).min() > 1e-3
 
 
 @BOTH
@@ -547,11 +547,11 @@ def test_a_prefix_sees_itself_and_nothing_beyond(kind):
     "A change at j reaches i if j <= i or both are in the prefix; otherwise not a bit of i moves."
     model, n, prefix = small(kind, prefix_lm=True, n_layers=3), 8, torch.tensor([0, 1, 3, 8])
     ids = torch.randint(29, (4, n))
-    before, allowed = model(ids, prefix), brute_force(prefix.tolist(), n)
+    before, allowed = model(ids, prefix=prefix), brute_force(prefix.tolist(), n)
     for j in range(n):
         changed = ids.clone()
         changed[:, j] = (ids[:, j] + 5) % 29
-        moved = (model(changed, prefix) != before).any(-1)
+        moved = (model(changed, prefix=prefix) != before).any(-1)
         assert torch.equal(moved, allowed[:, :, j]), j
 
 
@@ -571,7 +571,7 @@ def test_a_prefix_as_their_layers_compute_it(kind, tmp_path):
         for block in theirs.transformer.h:
             x = block(x, attention_mask=added)[0]
         wanted = theirs.lm_head(x)
-    close(ours(ids, prefix), wanted)
+    close(ours(ids, prefix=prefix), wanted)
 
 
 @BOTH
@@ -583,10 +583,22 @@ def test_generation_after_a_prefix(kind):
     assert torch.equal(found, prefixes[6])
 
 
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_mask_for_padding_at_the_end(prefix_lm):
+    "With it a row gives what it gives alone, and padding in front is refused."
+    model, ids, mask = small(prefix_lm=prefix_lm), torch.randint(29, (2, 9)), torch.arange(9) < torch.tensor([[9], [5]])
+    prefix = torch.tensor([3, 2]) if prefix_lm else None
+    found = model(ids, mask, prefix=prefix)
+    close(found[0], model(ids[:1], prefix=prefix if prefix is None else prefix[:1])[0])
+    close(found[1, :5], model(ids[1:, :5], prefix=prefix if prefix is None else prefix[1:])[0])
+    with pytest.raises(ValueError, match="mask must be True at the beginning of each row"):
+        model(ids, mask.flip(1), prefix=prefix)
+
+
 def test_reading_on_after_a_prefix():
     "Several tokens at once, one by one, or all in one pass: what follows the prefix sees no later token."
     model, ids = small(prefix_lm=True), torch.randint(29, (2, 9))
-    wanted = model.states(ids, torch.tensor([4, 4])).detach()
+    wanted = model.states(ids, prefix=torch.tensor([4, 4])).detach()
     for pieces in ([5], [2, 3], [1] * 5):
         state, found = model.start(ids[:, :4]), []
         for size in pieces:
@@ -652,7 +664,7 @@ def write(ids=None, new=5, prefix_lm=False, **options):
 
 
 def read(ids=None, prefix=None, prefix_lm=False):
-    return small(prefix_lm=prefix_lm)(ids_(2, 5) if ids is None else ids, prefix)
+    return small(prefix_lm=prefix_lm)(ids_(2, 5) if ids is None else ids, prefix=prefix)
 
 
 def stepped(ids):

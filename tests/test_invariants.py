@@ -44,7 +44,8 @@ from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForP
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 from annotated_nlp.t5 import T5, T5Config
-from annotated_nlp.transformer import Block, FeedForward, Positions, Transformer, TransformerConfig
+from annotated_nlp.parts.embedding import Positions
+from annotated_nlp.transformer import Block, FeedForward, Transformer, TransformerConfig
 from annotated_nlp.vit import DeiT, ViT, ViTConfig
 
 V, LENGTHS, TARGET = 20, [7, 4, 6, 2], 9  # vocabulary; real source tokens of each row; target tokens of every row

@@ -8,9 +8,10 @@ import pytest
 import torch
 from annotated_nlp import layouts
 from annotated_nlp.bert import Bert, BertConfig, BertForMaskedLM
-from annotated_nlp.checkpoints import Layout, Pretrained
+from annotated_nlp.checkpoints import Layout, layouts_of
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.layouts import LAYOUTS
+from annotated_nlp.parts.model import Pretrained, reset_buffers
 from annotated_nlp.transformer import Transformer, TransformerConfig
 from annotated_nlp.vit import DeiT, DeiTConfig, ViTConfig
 from safetensors.torch import load_file
@@ -38,8 +39,8 @@ def test_tables_name_no_model():
     "The module is on the ground floor: it imports no model, and each class takes its own configuration."
     assert not [name for name in vars(layouts) if name in LAYOUTS]
     assert {type(x.config) for tables in LAYOUTS.values() for x in tables} == {type(None)}
-    assert Bert.layouts[0].config is BertConfig and GPT.layouts[1].config is GPTConfig
-    assert DeiT.layouts[0].config is DeiTConfig  # though it may be made with a ViTConfig
+    assert layouts_of(Bert)[0].config is BertConfig and layouts_of(GPT)[1].config is GPTConfig
+    assert layouts_of(DeiT)[0].config is DeiTConfig  # though it may be made with a ViTConfig
     assert isinstance(DeiT(ViTConfig(image_size=8, patch_size=4, **SMALL)), DeiT)
 
 
@@ -62,7 +63,7 @@ def test_a_child_has_its_parents_tables(tmp_path):
     for kind in (Mine, Mined):
         torch.manual_seed(0)
         model = kind(BERT).eval()
-        assert kind.layouts == BertForMaskedLM.layouts
+        assert layouts_of(kind) == layouts_of(BertForMaskedLM)
         model.save_pretrained(tmp_path)
         assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
         back = kind.from_pretrained(tmp_path)
@@ -81,7 +82,7 @@ def test_a_child_with_another_configuration(tmp_path):
 
     Mine(Config(vocab_size=43, max_len=16, **SMALL)).save_pretrained(tmp_path)
     assert Mine.from_pretrained(tmp_path).config.twice() == 48
-    assert Bert.layouts[0].config is BertConfig
+    assert layouts_of(Bert)[0].config is BertConfig
 
 
 def test_a_class_without_tables_says_so(tmp_path):
@@ -97,7 +98,7 @@ def test_a_class_without_tables_says_so(tmp_path):
 def test_models_can_be_pickled():
     model = Bert(BERT)
     assert equal(pickle.loads(pickle.dumps(model)), model)
-    assert pickle.loads(pickle.dumps(Bert.layouts)) == Bert.layouts
+    assert pickle.loads(pickle.dumps(layouts_of(Bert))) == layouts_of(Bert)
 
 
 # Our own names
@@ -161,7 +162,7 @@ def test_tables_that_are_not_saved(tmp_path):
 
 
 def test_built_without_values():
-    "On the meta device, given memory, then weights: the sines and cosines come with them."
+    "On the meta device, given memory, then weights: the sines and cosines are computed again."
     model = transformer()
     with torch.device("meta"):
         other = Transformer(model.config)
@@ -169,6 +170,7 @@ def test_built_without_values():
     for buffer in other.buffers():
         buffer.fill_(torch.nan)
     other.load_state_dict(model.state_dict())
+    reset_buffers(other)
     src, tgt = torch.randint(1, 30, (2, 3, 19))
     assert torch.equal(other.eval()(src, tgt), model(src, tgt))
 

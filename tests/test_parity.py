@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import messages
 import test_invariants
+from annotated_nlp import checkpoints
 from annotated_nlp.transformer import TransformerConfig
 from parity import DEVICES, close, lengths
 from twins import PRECISIONS, TABLE, each, over, parameters, same_gradients
@@ -184,7 +185,7 @@ def test_initialisation_as_theirs(row, tmp_path):
 
     while not pools or any(few(*pool) for pool in pools.values()):
         twin = row.twin(row.theirs(row.theirs.config_class(**row.wide)), tmp_path)
-        layout, ours = twin._writable()[0], dict(row.ours(twin.config).named_parameters())
+        layout, ours = checkpoints._writable(twin)[0], dict(row.ours(twin.config).named_parameters())
         for name, wanted in twin.named_parameters():
             parts = layout.place(name).names
             for part, *chunks in zip(parts, ours[name].detach().chunk(len(parts)), wanted.detach().chunk(len(parts)), strict=True):

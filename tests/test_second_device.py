@@ -46,9 +46,10 @@ from annotated_nlp.electra import (
 )
 from annotated_nlp.gpt import GPT, GPTConfig, GPTForSequenceClassification
 from annotated_nlp.lab import difference
+from annotated_nlp.parts.embedding import Positions
 from annotated_nlp.t5 import T5, T5Config, relative_buckets
 from annotated_nlp.tasks.tuning import larger_steps
-from annotated_nlp.transformer import Positions, Transformer, TransformerConfig
+from annotated_nlp.transformer import Transformer, TransformerConfig
 from annotated_nlp.vit import (
     ConvNet,
     DeiT,

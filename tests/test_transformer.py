@@ -25,19 +25,11 @@ from transformers.models.vit.modeling_vit import ViTLayer
 from messages import says
 from annotated_nlp.attention import added, attention_maps, record
 from annotated_nlp.decoding import State, beam_search, greedy, sample
+from annotated_nlp.parts.embedding import Positions, initialise_normal, sinusoidal_positions
+from annotated_nlp.parts.model import reset_buffers
+from annotated_nlp.parts.writing import DecoderState, new_caches
 from annotated_nlp.seq2seq import cross_entropy
-from annotated_nlp.transformer import (
-    Block,
-    BlockConfig,
-    Positions,
-    Stack,
-    Sublayer,
-    Transformer,
-    TransformerConfig,
-    DecoderState,
-    initialise_normal,
-    sinusoidal_positions,
-)
+from annotated_nlp.transformer import Block, BlockConfig, Stack, Sublayer, Transformer, TransformerConfig
 
 BOS, EOS = 2, 3
 SMALL = dict(src_vocab_size=20, tgt_vocab_size=23, d_model=32, n_heads=4, d_ff=48, n_layers=2, dropout=0.0, max_len=40)
@@ -807,13 +799,13 @@ def test_a_prompt_goes_in_at_once_or_in_pieces(cross, unchecked):
     with torch.no_grad():
         whole = stack(x, memory=memory, memory_mask=mask)
         for pieces in ([9], [5, 1, 1, 2], [1] * 9):
-            caches, start = stack.new_caches(2, 9, memory), 0
+            caches, start = new_caches(stack.layers, 2, 9, memory), 0
             for size in pieces:
                 part = stack(x[:, start : start + size], memory_mask=mask, caches=caches, start=start)
                 close(part, whole[:, start : start + size])
                 start += size
         with pytest.raises(ValueError, match="room for 8 positions, 9 are needed"):
-            stack(x, memory_mask=mask, caches=stack.new_caches(2, 8, memory))
+            stack(x, memory_mask=mask, caches=new_caches(stack.layers, 2, 8, memory))
 
 
 # The rest of a stack
@@ -867,6 +859,7 @@ def test_waves_of_a_model_on_meta_that_takes_the_files_tensors():
     with torch.device("meta"):
         model = Transformer(whole.config)
     model.load_state_dict(whole.state_dict(), assign=True)
+    reset_buffers(model)
     src, tgt = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
     assert torch.equal(model.eval()(src, tgt), whole(src, tgt))
 
@@ -890,7 +883,7 @@ def test_one_block_many_times():
     assert sum(p.numel() for p in shared.blocks.parameters()) * 3 == sum(p.numel() for p in plain.blocks.parameters())
     assert_close(shared(x), plain(x))
     with torch.no_grad():
-        caches = shared.new_caches(2, 5)
+        caches = new_caches(shared.layers, 2, 5)
         steps = [shared(x[:, t : t + 1], caches=caches, start=t) for t in range(5)]
     assert_close(torch.cat(steps, 1), plain(x))
 
@@ -919,6 +912,7 @@ def test_values_for_waves_that_were_built_without():
     model.to_empty(device="cpu")
     model.src_embedding.positions.table.fill_(math.nan)
     model.load_state_dict(whole.state_dict())
+    reset_buffers(model)
     src, tgt = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
     assert torch.equal(model.eval()(src, tgt), whole(src, tgt))
 
@@ -1077,11 +1071,11 @@ def loss(logits=(2, 3, 7), targets=(2, 3), mask=(2, 3), smoothing=0.1, mask_type
     (lambda: blocks()(torch.zeros(2, 5, 32), memory=torch.zeros(2, 3, 32)), ["memory", "cross=True"]),
     (lambda: blocks(cross=True)(torch.zeros(2, 5, 32)), ["memory"]),
     (lambda: blocks()(torch.zeros(2, 5, 32), memory_mask=torch.ones(2, 3, dtype=torch.bool)), ["memory_mask", "cross=True"]),
-    (lambda: (stack := Stack(block_config(False, "relu"), 2, causal=True))(torch.zeros(2, 5, 32), caches=stack.new_caches(2, 9)[:1]), ["caches", "2", "1"]),
-    (lambda: blocks(cross=True).new_cache(2, 9), ["memory"]),
-    (lambda: blocks().new_cache(2, 9, torch.zeros(2, 3, 32)), ["memory", "cross=True"]),
+    (lambda: (stack := Stack(block_config(False, "relu"), 2, causal=True))(torch.zeros(2, 5, 32), caches=new_caches(stack.layers, 2, 9)[:1]), ["caches", "2", "1"]),
+    (lambda: new_caches([blocks(cross=True)], 2, 9), ["memory"]),
+    (lambda: new_caches([blocks()], 2, 9, torch.zeros(2, 3, 32)), ["memory", "cross=True"]),
     (lambda: blocks(causal=True)(torch.zeros(2, 5, 32), start=3), ["start=3", "cache"]),
-    (lambda: blocks(causal=True)(torch.zeros(2, 5, 32), cache=blocks(causal=True).new_cache(2, 4)), ["4", "5", "max_len=5"]),
+    (lambda: blocks(causal=True)(torch.zeros(2, 5, 32), cache=new_caches([blocks(causal=True)], 2, 4)[0]), ["4", "5", "max_len=5"]),
     (lambda: BlockConfig(d_model=10, n_heads=4, d_ff=8) and Block(BlockConfig(d_model=10, n_heads=4, d_ff=8)), ["d_model=10", "n_heads=4", "d_head"]),
     (lambda: Stack(block_config(False, "relu"), 0), ["n_layers=0"]),
     # the loss

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from annotated_nlp import bert, bert_family, electra
+from annotated_nlp import bert, bert_family, checkpoints, electra
 from annotated_nlp.bert import BertConfig
 from annotated_nlp.bert_family import AlbertConfig, RobertaConfig
 from annotated_nlp.electra import ElectraConfig
@@ -152,7 +152,7 @@ def as_saved(model, tensors, folder):
 def same_gradients(ours, theirs, losses, tolerance, folder, floor=1.0, idle=lambda part, config: False):
     "Of every parameter, by the layout's table; none of theirs is left over. Gives the largest difference."
     found, wanted = (torch.autograd.grad(100 * loss, list(model.parameters()), allow_unused=True) for model, loss in zip((ours, theirs), losses))
-    layout, wanted, left, worst = ours._writable()[0], as_saved(theirs, wanted, folder), set(), 0.0
+    layout, wanted, left, worst = checkpoints._writable(ours)[0], as_saved(theirs, wanted, folder), set(), 0.0
     for (name, _), gradient in zip(ours.named_parameters(), found, strict=True):
         place = layout.place(name)
         left |= set(place.names)
