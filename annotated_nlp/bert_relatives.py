@@ -176,9 +176,7 @@ class Deberta(Pretrained, nn.Module):
         super().__init__()
         c = self.config = config
         self.embedding = DebertaEmbedding(c)
-        self.stack = Stack(c, c.n_layers)
-        for block in self.stack.blocks:
-            block.attention.layer = DebertaAttention(c)
+        self.stack = Stack(c, c.n_layers, attention=partial(DebertaAttention, c))
         self.distances = nn.Embedding(2 * c.max_distance, c.d_model)
         self.relatives = nn.ModuleList(Disentangled(c) for _ in range(c.n_layers))
         self.initialise(self)
@@ -547,9 +545,7 @@ class XLNet(Pretrained, nn.Module):
         c = self.config = config
         self.tokens = nn.Embedding(c.vocab_size, c.d_model)
         self.gap = nn.Parameter(torch.zeros(1, 1, c.d_model))
-        self.stack = Stack(c, c.n_layers)
-        for block in self.stack.blocks:
-            block.attention.layer = XLNetAttention(c)
+        self.stack = Stack(c, c.n_layers, attention=partial(XLNetAttention, c))
         self.relatives = nn.ModuleList(XLNetRelative(c) for _ in range(c.n_layers))
         self.dropout = nn.Dropout(c.dropout)
         self.initialise(self)
