@@ -59,7 +59,10 @@ class BlockConfig:
     def __post_init__(self):
         checks.sizes(self, "d_model n_heads d_ff")
         checks.integers(d_head=1 if self.d_head is None else self.d_head)
-        checks.integers(n_kv_heads=1 if self.n_kv_heads is None else self.n_kv_heads)
+        if self.n_kv_heads is not None:
+            checks.integers(n_kv_heads=self.n_kv_heads)
+            heads = dict(n_kv_heads=self.n_kv_heads, n_heads=self.n_heads)
+            checks.divides("n_kv_heads", "n_heads", **heads)
         checks.one_of(("layer", "rms"), norm=self.norm)
         checks.one_of(ACTIVATIONS, activation=self.activation)
         checks.flags(norm_first=self.norm_first, gated=self.gated, bias=self.bias)
