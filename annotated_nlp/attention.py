@@ -130,12 +130,14 @@ class Attention(nn.Module):
         if self.prefix is not None:
             k, v, mask, bias = self.prefix(k, v, mask, bias)
         if not need_weights:
-            mixed = fused_attention(q, k, v, mask, bias, self.scale, dropout, causal)
+            grouped = self.n_kv_heads != self.n_heads
+            rest = self.scale, dropout, causal, grouped
+            mixed = fused_attention(q, k, v, mask, bias, *rest)
             return self.out(rearrange(mixed, "b h n k -> b n (h k)"))
         if causal:
             triangle = causal_mask(q.shape[2], k.shape[2], q.device)
             mask = triangle if mask is None else mask & triangle
-        served = q.shape[1] // k.shape[1]
+        served = self.n_heads // self.n_kv_heads
         k, v = (repeat(x, "b g m k -> b (g r) m k", r=served) for x in (k, v))
         mixed, weights = scaled_dot_product(q, k, v, mask, bias, self.scale, dropout)
         return self.out(rearrange(mixed, "b h n k -> b n (h k)")), weights

@@ -28,10 +28,11 @@ def fused_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     causal: bool = False,
+    grouped: bool = False,
 ) -> Float[Tensor, "b h n w"]:
     """The output of `scaled_dot_product` from PyTorch's fused kernels; `causal` adds `causal_mask`.
 
-    Each of g heads of keys and values serves h / g neighbouring heads of queries.
+    If `grouped`, each of g heads of keys and values serves h / g neighbouring heads of queries.
     Rows that `mask` empties give zeros in every kernel; those that only -inf in `bias` empties are left to
     the kernel. Raises ValueError if `k` and `v` differ in length: a kernel would read past the shorter one.
     """
@@ -40,9 +41,7 @@ def fused_attention(
     if causal and (n != m or mask is not None or bias is not None):
         triangle = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device).tril(m - n)
         mask, causal = triangle if mask is None else mask & triangle, False
-    attend = partial(
-        F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    attend = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=grouped)
     if mask is None:
         return attend(q, k, v, bias, dropout, causal)
     seeing = mask.any(-1, keepdim=True)
