@@ -7,7 +7,7 @@ __all__ = ['trainable', 'freeze', 'bitfit', 'Matrix', 'matrices', 'LoRA', 'lora'
            'side_by_side', 'Adapter', 'adapters', 'Prefix', 'prefixes', 'Prompt', 'prompts']
 
 # %% ../nbs/16_adapting.ipynb #b867f862
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, pack, rearrange, repeat
-from jaxtyping import Float, Int
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
@@ -84,6 +84,13 @@ def matrices(model: nn.Module, targets: Sequence[str]) -> dict[str, Matrix]:
         checks.require(
             type(module) is nn.Linear,
             f"{name} is a {type(module).__name__}: targets must name nn.Linear layers",
+        )
+        owner = model.get_submodule(name.rpartition(".")[0])
+        grouped = isinstance(owner, SelfAttention) and owner.n_kv_heads != owner.n_heads
+        checks.require(
+            whole or not grouped,
+            f"{name} has fewer heads of keys than of queries: name the whole layer, "
+            f"{name.rpartition('.')[2]!r}, and not a part of it",
         )
         parts = (i for i, word in enumerate(words) if word in inside)
         found[name] = Matrix(module) if whole else Matrix(module, len(words), tuple(parts))
@@ -312,36 +319,31 @@ def _adapted(layer: nn.Linear, inputs: tuple, output: Tensor) -> Tensor:
 
 # %% ../nbs/16_adapting.ipynb #d021de16
 class Prefix(nn.Module):
-    """Keys and values of `n` positions in front of every text, h n k each (Li and Liang 2021, section 4.2)."""
+    """Keys and values of `n` positions in front of every text, g n k each (Li and Liang 2021, section 4.2)."""
 
     def __init__(self, attention: SelfAttention, n: int):
         super().__init__()
-        size = attention.n_heads, n, attention.d_head
+        size = attention.n_kv_heads, n, attention.d_head
         self.keys, self.values = (
             nn.Parameter(attention.out.weight.new_empty(size).normal_(std=0.02))
             for _ in "kv"
         )
 
-    def mix(
+    def forward(
         self,
-        mix: Callable,
-        q: Float[Tensor, "b h n k"],
-        k: Float[Tensor, "b h m k"],
-        v: Float[Tensor, "b h m k"],
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = False,
-        need_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """`Attention.mix`, which is given as `mix`, with the prefix in front: every query may attend to it."""
+        k: Float[Tensor, "b g m k"],
+        v: Float[Tensor, "b g m k"],
+        mask: Bool[Tensor, "#b #h #n m"] | None,
+        bias: Float[Tensor, "#b #h #n m"] | None,
+    ) -> tuple:
+        """The four with the prefix in front: every query may attend to it, without a bias."""
         k, v = (
-            pack([repeat(own, "h p k -> b h p k", b=len(q)).to(x.dtype), x], "b h * k")[0]
+            torch.cat([repeat(own, "g p k -> b g p k", b=len(x)).to(x.dtype), x], dim=2)
             for own, x in ((self.keys, k), (self.values, v))
         )
-        n = self.keys.shape[1]
-        mask = None if mask is None else F.pad(mask, (n, 0), value=True)
-        bias = None if bias is None else F.pad(bias, (n, 0))
-        return mix(q, k, v, mask, bias, causal, need_weights)
+        room = self.keys.shape[1], 0
+        mask = None if mask is None else F.pad(mask, room, value=True)
+        return k, v, mask, None if bias is None else F.pad(bias, room)
 
 
 def prefixes(model: nn.Module, n: int, *, keep: Sequence[str] = ()) -> nn.Module:
@@ -360,7 +362,6 @@ def prefixes(model: nn.Module, n: int, *, keep: Sequence[str] = ()) -> nn.Module
     freeze(model, keep)
     for attention in found:
         attention.prefix = Prefix(attention, n)
-        attention.mix = partial(attention.prefix.mix, attention.mix)
     return model
 
 # %% ../nbs/16_adapting.ipynb #3c305633
@@ -378,9 +379,8 @@ class Prompt(nn.Module):
         super().__init__()
         drawn = embedding.weight.detach()[torch.randperm(embedding.num_embeddings)[:n]]
         self.vectors = nn.Parameter(drawn.clone())
-        self.stage = (
-            "outside"  # of a call of the model; then "widened", and "done" once put in
-        )
+        # of the embedding within a call of the model; None outside
+        self.looked_up: int | None = None
         model.register_forward_pre_hook(self.widen, with_kwargs=True)
         embedding.register_forward_hook(self.put)
         model.register_forward_hook(self.leave, always_call=True)
@@ -393,24 +393,24 @@ class Prompt(nn.Module):
             if x is not None and (name == first or name in _BESIDE):
                 room = (len(self.vectors), 0)
                 given.arguments[name] = F.pad(x, room, value=_BESIDE.get(name, 0))
-        self.stage = "widened"
+        self.looked_up = 0
         return given.args, given.kwargs
 
     def put(self, embedding: nn.Embedding, args: tuple, output: Tensor) -> Tensor:
         """After the embedding's first look-up: our vectors at the new positions."""
         checks.require(
-            self.stage != "outside",
+            self.looked_up is not None,
             "a prompt is read when the model itself is called; to generate, use prefixes(model, n)",
         )
-        if self.stage == "done":  # a decoder's ids
+        self.looked_up += 1
+        if self.looked_up > 1:  # a decoder's ids
             return output
-        self.stage = "done"
         own = repeat(self.vectors, "n d -> b n d", b=len(output)).to(output.dtype)
         return torch.cat([own, output[:, len(self.vectors) :]], 1)
 
     def leave(self, model: nn.Module, args: tuple, output: object) -> None:
         """After the model."""
-        self.stage = "outside"
+        self.looked_up = None
 
 
 def prompts(model: nn.Module, n: int, *, keep: Sequence[str] = ()) -> nn.Module:

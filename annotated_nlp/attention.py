@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -65,7 +65,7 @@ def dot_product_attention(
 
 # %% ../nbs/05_attention.ipynb #8a29f45a
 # Where queries and keys meet, a model may say where they stand: it may turn them (rotary positions), and add to their
-# scores (T5's bias). `q` begins at position `start`, `k` at position 0.
+# scores (T5's bias). Both begin at position `start`; a bias is for all keys, from position 0 on. Caches keep turned keys.
 Relative = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor | None]]
 
 
@@ -78,50 +78,67 @@ class Attention(nn.Module):
     """What both kinds of multi-head attention share: sizes, and the mixing of heads.
 
     Vaswani et al. 2017, section 3.2.2. `d_head` is d_model / n_heads if not given, `scale` 1/√d_head; `dropout` acts
-    on the weights. Raises ValueError for sizes, masks and calls that don't fit.
+    on the weights. With fewer `n_kv_heads` than heads, neighbouring heads of queries share one of keys and values
+    (Ainslie et al. 2023, section 2.2), and a cache keeps only these. Raises ValueError for sizes, masks and calls
+    that don't fit.
     """
 
     def __init__(
         self,
         d_model: int,
         n_heads: int,
+        n_kv_heads: int | None,
         d_head: int | None,
         scale: float | None,
         dropout: float,
     ):
         super().__init__()
         checks.attention_sizes(d_model, n_heads, d_head, scale, dropout)
-        self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        checks.integers(n_kv_heads=n_kv_heads)
+        checks.divides("n_kv_heads", "n_heads", n_kv_heads=n_kv_heads, n_heads=n_heads)
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
+        self.d_head = d_head or d_model // n_heads
         self.width = n_heads * self.d_head
         self.scale, self.dropout = scale, dropout
+        # what stands in front of every text, if anything (chapter 16)
+        self.prefix: nn.Module | None = None
 
-    def split(self, x: Float[Tensor, "b n w"]) -> tuple[Float[Tensor, "b h n k"], ...]:
-        """One, two or three projections side by side, each cut into heads."""
-        sizes = dict(h=self.n_heads, k=self.d_head)
-        return rearrange(x, "b n (p h k) -> p b h n k", **sizes).unbind()
+    def heads(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b h n k"]:
+        """A projection, or several side by side, cut into heads."""
+        return rearrange(x, "b n (h k) -> b h n k", k=self.d_head)
 
     def mix(
         self,
         q: Float[Tensor, "b h n k"],
-        k: Float[Tensor, "b h m k"],
-        v: Float[Tensor, "b h m k"],
+        k: Float[Tensor, "b g m k"],
+        v: Float[Tensor, "b g m k"],
         mask: Bool[Tensor, "b m"] | Bool[Tensor, "b n m"] | None = None,
         bias: Float[Tensor, "#b #h n m"] | None = None,
         causal: bool = False,
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
-        """Attend in every head, and put the heads side by side: the output, or output and weights."""
+        """Attend in every head, and put the heads side by side: the output, or output and weights.
+
+        Each of g heads of keys and values serves h / g neighbouring heads of queries.
+        """
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
             checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
             axes = "b m -> b 1 1 m" if mask.ndim == 2 else "b n m -> b 1 n m"
             mask = rearrange(mask, axes)
+        if self.prefix is not None:
+            k, v, mask, bias = self.prefix(k, v, mask, bias)
         if not need_weights:
-            mixed = fused_attention(q, k, v, mask, bias, self.scale, dropout, causal)
+            grouped = self.n_kv_heads != self.n_heads
+            rest = self.scale, dropout, causal, grouped
+            mixed = fused_attention(q, k, v, mask, bias, *rest)
             return self.out(rearrange(mixed, "b h n k -> b n (h k)"))
         if causal:
             triangle = causal_mask(q.shape[2], k.shape[2], q.device)
             mask = triangle if mask is None else mask & triangle
+        served = self.n_heads // self.n_kv_heads
+        k, v = (repeat(x, "b g m k -> b (g r) m k", r=served) for x in (k, v))
         mixed, weights = scaled_dot_product(q, k, v, mask, bias, self.scale, dropout)
         return self.out(rearrange(mixed, "b h n k -> b n (h k)")), weights
 
@@ -137,14 +154,16 @@ class SelfAttention(Attention):
         d_model: int,
         n_heads: int,
         *,
+        n_kv_heads: int | None = None,
         d_head: int | None = None,
         bias: bool = True,
         scale: float | None = None,
         dropout: float = 0.0,
         causal: bool = False,
     ):
-        super().__init__(d_model, n_heads, d_head, scale, dropout)
-        self.query_key_value = nn.Linear(d_model, 3 * self.width, bias)
+        super().__init__(d_model, n_heads, n_kv_heads, d_head, scale, dropout)
+        heads = n_heads + 2 * self.n_kv_heads
+        self.query_key_value = nn.Linear(d_model, heads * self.d_head, bias)
         self.out = nn.Linear(self.width, d_model, bias)
         self.causal = causal
 
@@ -164,16 +183,21 @@ class SelfAttention(Attention):
         """
         checks.continued(start, cache)
         q, k, v = self.split(self.query_key_value(x))
+        q, k, bias = (q, k, None) if relative is None else relative(q, k, start)
         if cache is not None:
             k, v = cache.update(k, v, start)
-        q, k, bias = (q, k, None) if relative is None else relative(q, k, start)
         # A single new query is the last position and sees everything.
         causal = self.causal and (cache is None or x.shape[1] > 1)
         return self.mix(q, k, v, mask, bias, causal, need_weights)
 
+    def split(self, x: Float[Tensor, "b n w"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries b h n k, keys and values b g n k, from their projections side by side."""
+        h, g = self.n_heads, self.n_kv_heads
+        return self.heads(x).split((h, g, g), dim=1)
+
     def new_cache(self, batch_size: int, max_len: int) -> KVCache:
         """An empty cache with room for `max_len` positions."""
-        size = 2, batch_size, self.n_heads, max_len, self.d_head
+        size = 2, batch_size, self.n_kv_heads, max_len, self.d_head
         like = dict(dtype=self.out.weight.dtype, device=self.out.weight.device)
         return KVCache(*torch.zeros(size, **like))
 
@@ -187,14 +211,15 @@ class CrossAttention(Attention):
         n_heads: int,
         d_memory: int,
         *,
+        n_kv_heads: int | None = None,
         d_head: int | None = None,
         bias: bool = True,
         scale: float | None = None,
         dropout: float = 0.0,
     ):
-        super().__init__(d_model, n_heads, d_head, scale, dropout)
+        super().__init__(d_model, n_heads, n_kv_heads, d_head, scale, dropout)
         self.query = nn.Linear(d_model, self.width, bias)
-        self.key_value = nn.Linear(d_memory, 2 * self.width, bias)
+        self.key_value = nn.Linear(d_memory, 2 * self.n_kv_heads * self.d_head, bias)
         self.out = nn.Linear(self.width, d_model, bias)
 
     def forward(
@@ -205,14 +230,14 @@ class CrossAttention(Attention):
         need_weights: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Float[Tensor, "b h n m"]]:
         """As in `SelfAttention`. `memory` may be what `remember` made of it."""
-        (q,) = self.split(self.query(x))
+        q = self.heads(self.query(x))
         kept = memory if isinstance(memory, KVCache) else self.remember(memory)
         checks.one_memory_each(x.shape[0], kept.k.shape[0])
         return self.mix(q, kept.k, kept.v, mask, need_weights=need_weights)
 
     def remember(self, memory: Float[Tensor, "b m e"]) -> KVCache:
         """The memory's keys and values, to be computed once and used at every step."""
-        return KVCache(*self.split(self.key_value(memory)))
+        return KVCache(*self.heads(self.key_value(memory)).chunk(2, dim=1))
 
 
 def attention_maps(model: nn.Module) -> AbstractContextManager[dict[str, Tensor]]:

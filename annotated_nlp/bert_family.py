@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from . import checks
 from .bert import Bert, BertConfig, BertEmbedding, BertForMaskedLM
-from .bert import MaskedLMHead, OnTrunk
-from .bert_relatives import Canine, CanineConfig, Deberta, DebertaConfig  # noqa: F401
-from .bert_relatives import DebertaForMaskedLM, DebertaForPreTraining  # noqa: F401
-from .bert_relatives import XLNet, XLNetConfig  # noqa: F401
+from .parts.canine import Canine  # noqa: F401
+from .parts.deberta import Deberta, DebertaForMaskedLM  # noqa: F401
+from .parts.xlnet import XLNet  # noqa: F401
 from .transformer import make_norm
 
 # %% ../nbs/11_bert_family.ipynb #f230acf9
@@ -162,7 +161,7 @@ def boundaries(chosen: Bool[Tensor, "b n"]) -> Boundaries:
     return Boundaries(row, left[chosen], right[chosen], here - left[chosen] - 1)
 
 # %% ../nbs/11_bert_family.ipynb #b05b3bda
-class SpanBert(OnTrunk):
+class SpanBert(BertForMaskedLM):
     """BERT with a span boundary head beside its own (Joshi et al. 2020): the states, b n d.
 
     `pieces` and `boundary` give the logits of the two heads. The file is that of
@@ -171,11 +170,7 @@ class SpanBert(OnTrunk):
 
     def __init__(self, config: BertConfig):
         checks.instances(BertConfig, config=config)
-        super().__init__(
-            config, mlm=MaskedLMHead(config), span_boundary=BoundaryHead(config)
-        )
-
-    pieces = BertForMaskedLM.pieces
+        super().__init__(config, span_boundary=BoundaryHead(config))
 
     def boundary(
         self, states: Float[Tensor, "b n d"], chosen: Bool[Tensor, "b n"]
@@ -244,27 +239,23 @@ class AlbertForMaskedLM(BertForMaskedLM):
 
     trunk_class = Albert
 
-    def __init__(self, config: AlbertConfig):
+    def __init__(self, config: AlbertConfig, **others):
         checks.instances(AlbertConfig, config=config)
-        super().__init__(config)
+        super().__init__(config, **others)
 
 # %% ../nbs/11_bert_family.ipynb #52655092
-class AlbertForSentenceOrder(OnTrunk):
+class AlbertForSentenceOrder(AlbertForMaskedLM):
     """Both tasks: logits of the pieces, b n v, and of the order of two segments, b 2 (section 3.1).
 
     `AlbertForPreTraining` in `transformers`.
     """
-
-    trunk_class = Albert
 
     def __init__(self, config: AlbertConfig):
         checks.instances(AlbertConfig, config=config)
         # the file counts the two orders as classes
         config = replace(config, n_classes=2)
         order = nn.Linear(config.d_model, 2)
-        super().__init__(config, pooler=True, mlm=MaskedLMHead(config), order=order)
-
-    pieces = BertForMaskedLM.pieces
+        super().__init__(config, pooler=True, order=order)
 
     def in_order(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b 2"]:
         """Logits of "in the text's order" (0) and "swapped" (1)."""

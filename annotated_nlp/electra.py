@@ -110,14 +110,9 @@ class ElectraForPreTraining(OnTrunk):
         checks.instances(ElectraConfig, config=config)
         super().__init__(config, rtd=DiscriminatorHead(config))
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b n"],
-        segments: Int[Tensor, "b n"] | None = None,
-        mask: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b n"]:
+    def answer(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
         """Logits of "was replaced"."""
-        return self.rtd(self.trunk(ids, segments, mask))
+        return self.rtd(states)
 
 # %% ../nbs/13_electra.ipynb #b7f41e19
 class Judged(NamedTuple):
@@ -230,17 +225,16 @@ class ElectraForSequenceClassification(OnTrunk):
         checks.instances(ElectraConfig, config=config)
         super().__init__(config, classifier=ClassificationHead(config))
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b n"],
-        segments: Int[Tensor, "b n"] | None = None,
-        mask: Bool[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b c"]:
+    def answer(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b c"]:
         """Logits of the classes."""
-        return self.classifier(self.trunk(ids, segments, mask))
+        return self.classifier(states)
 
 
 class ElectraForTokenClassification(BertForTokenClassification):
     """One of `n_classes` for each piece."""
 
-    config_class, trunk_class = ElectraConfig, Electra
+    trunk_class = Electra
+
+    def __init__(self, config: ElectraConfig):
+        checks.instances(ElectraConfig, config=config)
+        super().__init__(config)

@@ -8,6 +8,7 @@ __all__ = ['fused_attention', 'local_attention', 'KVCache']
 # %% ../nbs/kernels.ipynb #251b4494
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +21,18 @@ from . import checks
 # %% ../nbs/kernels.ipynb #de984112
 def fused_attention(
     q: Float[Tensor, "b h n k"],
-    k: Float[Tensor, "b h m k"],
-    v: Float[Tensor, "b h m w"],
+    k: Float[Tensor, "b g m k"],
+    v: Float[Tensor, "b g m w"],
     mask: Bool[Tensor, "#b #h #n #m"] | None = None,
     bias: Float[Tensor, "#b #h #n #m"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     causal: bool = False,
+    grouped: bool = False,
 ) -> Float[Tensor, "b h n w"]:
     """The output of `scaled_dot_product` from PyTorch's fused kernels; `causal` adds `causal_mask`.
 
+    If `grouped`, each of g heads of keys and values serves h / g neighbouring heads of queries.
     Rows that `mask` empties give zeros in every kernel; those that only -inf in `bias` empties are left to
     the kernel. Raises ValueError if `k` and `v` differ in length: a kernel would read past the shorter one.
     """
@@ -38,14 +41,13 @@ def fused_attention(
     if causal and (n != m or mask is not None or bias is not None):
         triangle = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device).tril(m - n)
         mask, causal = triangle if mask is None else mask & triangle, False
+    attend = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=grouped)
     if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale)
+        return attend(q, k, v, bias, dropout, causal)
     seeing = mask.any(-1, keepdim=True)
     mask = mask | ~seeing
     merged = mask if bias is None else bias.masked_fill(~mask, -math.inf)
-    return F.scaled_dot_product_attention(
-        q, k, v, merged, dropout, scale=scale
-    ).masked_fill(~seeing, 0.0)
+    return attend(q, k, v, merged, dropout).masked_fill(~seeing, 0.0)
 
 # %% ../nbs/kernels.ipynb #b6a89b86
 def local_attention(

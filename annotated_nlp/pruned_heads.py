@@ -89,6 +89,10 @@ def remove_heads(model: nn.Module, heads: Mapping[str, Sequence[int]]) -> nn.Mod
             f"{name} doesn't belong to an Attention of this book: only these can be cut",
         )
         h, k = attention.n_heads, attention.d_head
+        checks.require(
+            attention.n_kv_heads == h,
+            f"{name}: heads that share their keys and values (n_kv_heads) can't be cut one by one",
+        )
         for head in gone:
             checks.require(
                 0 <= head < h, f"{name} has no head {head}: choose from 0 to {h - 1}"
@@ -104,5 +108,6 @@ def remove_heads(model: nn.Module, heads: Mapping[str, Sequence[int]]) -> nn.Mod
                 bias = rearrange(layer.bias, "(p h k) -> p h k", h=h, k=k)[:, keep]
                 layer.bias = nn.Parameter(rearrange(bias, "p h k -> (p h k)"))
             layer.out_features, layer.in_features = layer.weight.shape
-        attention.n_heads, attention.width = len(keep), len(keep) * k
+        attention.n_heads = attention.n_kv_heads = len(keep)
+        attention.width = len(keep) * k
     return model

@@ -325,7 +325,7 @@ def test_prompt_on_another_library(tmp_path):
     theirs.prompt.vectors.data.copy_(ours.prompt.vectors)
     close(ours(x, mask=REAL), theirs(x, attention_mask=REAL.long()).logits)
     for module in (ours, copy.deepcopy(ours)):
-        assert module.prompt.stage == "outside"
+        assert module.prompt.looked_up is None
     twin = copy.deepcopy(ours)
     nn.init.zeros_(twin.prompt.vectors)
     assert not torch.allclose(twin(x), ours(x)), "a copy reads its own prompt"

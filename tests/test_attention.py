@@ -532,7 +532,7 @@ def rotary(q, k, start):
         pairs = torch.view_as_complex(rearrange(x, "b h n (f two) -> b h n f two", two=2).contiguous())
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(3)
 
-    return turned(q, start), turned(k, 0), None
+    return turned(q, start), turned(k, start), None
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

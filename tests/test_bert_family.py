@@ -216,7 +216,7 @@ def test_one_block_is_all_its_layers(tmp_path):
     values = model.state_dict()
     bert.load_state_dict({name: values[name.replace(f"blocks.{name.split('.')[2]}.", "blocks.0.") if "blocks" in name else name] for name in bert.state_dict()})
     ids, mask = torch.randint(29, (3, 9)), lengths(9, 4, 6)
-    for x, y in zip(model.states(ids, None, mask, all_layers=True), bert.states(ids, None, mask, all_layers=True), strict=True):
+    for x, y in zip(model.states(ids, mask, all_layers=True), bert.states(ids, mask, all_layers=True), strict=True):
         close(x, y, 1e-6)
 
 

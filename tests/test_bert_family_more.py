@@ -10,17 +10,10 @@ from torch.testing import assert_close
 
 from parity import close, lengths
 from twins import made_loud, same_gradients
-from annotated_nlp.bert_family import (
-    Canine,
-    CanineConfig,
-    Deberta,
-    DebertaConfig,
-    DebertaForMaskedLM,
-    DebertaForPreTraining,
-    XLNet,
-    XLNetConfig,
-)
-from annotated_nlp.bert_relatives import hashes
+from annotated_nlp.bert import BertForSequenceClassification
+from annotated_nlp.parts.canine import Canine, CanineConfig, hashes
+from annotated_nlp.parts.deberta import Deberta, DebertaConfig, DebertaForMaskedLM, DebertaForPreTraining
+from annotated_nlp.parts.xlnet import XLNet, XLNetConfig
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +154,21 @@ def test_deberta_does_not_see_padding(kind):
     close(model(ids[1:2, :4])[0], model(ids, mask=mask)[1, :4].detach(), name="without padding")
 
 
+def test_a_classifier_stands_on_deberta():
+    "A trunk with BERT's pooler, for those who ask: the classes are read from the first piece's state."
+
+    class DebertaForClasses(BertForSequenceClassification):
+        trunk_class = Deberta
+
+        def __init__(self, config: DebertaConfig):
+            super().__init__(config)
+
+    model, ids = small(DebertaForClasses, n_classes=3), torch.randint(1, 37, (2, 8))
+    pooler, classifier, first = model.trunk.pooler.dense, model.classifier, model.trunk(ids)[:, 0]
+    close(model(ids), torch.tanh(first @ pooler.weight.T + pooler.bias) @ classifier.weight.T + classifier.bias)
+    assert small(Deberta).pooler is None
+
+
 def test_the_mask_decoder_alone_knows_where_a_word_is():
     "One word again and again: distances say nothing, so all positions look alike to the trunk, and not to the decoder."
     ids = torch.full((1, 9), 7)
@@ -241,6 +249,9 @@ def test_canine_is_theirs(odd, n, tmp_path):
     run = lambda model, real=mask: model(ids, segments, mask)[real]
     read = lambda model, real=mask: model(ids, attention_mask=mask.long(), token_type_ids=segments)[0][real]
     close(run(ours), read(theirs))
+    layers = theirs(ids, attention_mask=mask.long(), token_type_ids=segments, output_hidden_states=True).hidden_states
+    for mine, wanted in zip(ours.states(ids, mask, segments=segments, all_layers=True)[2:-2], layers[2:-2], strict=True):
+        close(mine[0], wanted[0])  # molecules of the row without padding
     # where a chunk of padding follows, theirs lets gradients through scores that it has made equal
     ends = mask.sum(1)
     some = mask & ((ends == n) | ((ends % 8 > 0) & (ends % 8 < 7)))[:, None]
@@ -269,7 +280,7 @@ def test_molecules_do_not_see_padding():
     "Whatever stands there; and characters see of it what the two convolutions carry over, at the end of the text."
     model, ids, mask = small_canine(), torch.randint(1, 0x2000, (3, 30)), lengths(30, 20, 9)
     other = torch.where(mask, ids, torch.randint(1, 0x2000, ids.shape))
-    (x, molecules), (y, others) = (model.halves(each, None, mask) for each in (ids, other))
+    (_, x, (*_, molecules)), (_, y, (*_, others)) = (model.halves(each, mask) for each in (ids, other))
     seen = model.down(x, mask)[1]
     assert torch.equal(x[mask], y[mask]) and torch.equal(molecules[seen], others[seen])
     up, again = model.up(x, molecules), model.up(y, others)
@@ -284,7 +295,7 @@ def test_a_chunk_is_all_that_the_first_block_sees():
     mask = torch.ones_like(ids, dtype=torch.bool)
     other = ids.clone()
     other[0, 10] += 1
-    changed = (model.halves(ids, None, mask)[0] != model.halves(other, None, mask)[0]).any(-1)[0]
+    changed = (model.halves(ids, mask)[1] != model.halves(other, mask)[1]).any(-1)[0]
     assert changed.tolist() == [8 <= i < 16 for i in range(20)]
 
 
@@ -321,6 +332,9 @@ def test_xlnet_is_theirs(odd, given, tmp_path):
     read = lambda model: model(ids, attention_mask=mask.float(), token_type_ids=segments)[0][mask]
     outputs = run(ours), read(theirs)
     close(*outputs)
+    layers = theirs(ids, attention_mask=mask.float(), token_type_ids=segments, output_hidden_states=True).hidden_states
+    for mine, wanted in zip(ours.states(ids, mask, segments=segments, all_layers=True), layers, strict=True):
+        close(mine[mask], wanted[mask])
     unused = ("mask_emb",) if given else ("mask_emb", "seg_embed", "r_s_bias")
     vector_gradients(ours, theirs, outputs, tmp_path / "gradients", lambda part, config: part.endswith(unused))
     there_and_back(ours, theirs, tmp_path / "ours", run, read)

@@ -25,23 +25,14 @@ from torch.testing import assert_close
 from annotated_nlp import attention
 from annotated_nlp.attention import KVCache, dot_product_attention
 from annotated_nlp.bert import BertConfig, BertForMaskedLM
-from annotated_nlp.bert_family import (
-    AlbertConfig,
-    AlbertForMaskedLM,
-    Canine,
-    CanineConfig,
-    DebertaConfig,
-    DebertaForMaskedLM,
-    DebertaForPreTraining,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    XLNet,
-    XLNetConfig,
-)
+from annotated_nlp.bert_family import AlbertConfig, AlbertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 from annotated_nlp.captioning import Captioner, CaptionerConfig, FeatureMap, ShowAndTell
 from annotated_nlp.contextual import LSTMConfig, LSTMLanguageModel
 from annotated_nlp.electra import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
+from annotated_nlp.parts.canine import Canine, CanineConfig
+from annotated_nlp.parts.deberta import DebertaConfig, DebertaForMaskedLM, DebertaForPreTraining
+from annotated_nlp.parts.xlnet import XLNet, XLNetConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.parts.embedding import Positions
