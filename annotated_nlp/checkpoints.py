@@ -406,8 +406,15 @@ class Pretrained:
 
     def __new__(cls, *args, **named):
         made = super().__new__(cls)
-        given = inspect.signature(cls.__init__).bind_partial(made, *args, **named).arguments
         kind = getattr(cls.__init__, "__annotations__", {}).get("config")
+        try:
+            given = inspect.signature(cls.__init__).bind_partial(made, *args, **named)
+            given = given.arguments
+        except TypeError as error:
+            name, config = cls.__name__, getattr(kind, "__name__", "config")
+            raise TypeError(
+                f"{name}: {error}; sizes belong to its configuration, as in {name}({config}(...))"
+            ) from None
         if "config" in given and isinstance(kind, type):
             checks.instances(kind, config=given["config"])
         return made

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SPACE', 'WORD', 'SPECIALS', 'PAD', 'UNK', 'BOS', 'EOS', 'BYTE_TO_CHAR', 'GPT2_WORD', 'KINDS', 'split_words',
            'join_words', 'BPE', 'split_bytes', 'join_bytes', 'ByteLevelBPE', 'likelihood_gain', 'Piece', 'WordPiece',
-           'train_tokenizer', 'count_pairs', 'merge_pair', 'PairCounts', 'learn_merges', 'bert_words', 'load', 'save',
-           'special', 'Special', 'ROLES', 'Family', 'FAMILIES', 'TOKENIZER', 'OPTIONS']
+           'train_tokenizer', 'encode_texts', 'count_pairs', 'merge_pair', 'PairCounts', 'learn_merges', 'bert_words',
+           'load', 'save', 'special', 'Special', 'ROLES', 'Family', 'FAMILIES', 'TOKENIZER', 'OPTIONS']
 
 # %% ../nbs/02_tokenization.ipynb #2183ab4b
 from collections import Counter
@@ -15,9 +15,12 @@ from functools import cache
 from math import log
 from typing import NamedTuple
 
+from jaxtyping import Bool, Int
 from tokenizers import Regex, Tokenizer, pre_tokenizers
+from torch import Tensor
 
 from . import checks
+from .data import pad
 from .merging import PairCounts, count_pairs, learn_merges, merge_pair
 from .tokenizer_setup import FAMILIES, OPTIONS, ROLES, TOKENIZER, Family
 from .tokenizer_setup import Special, alphabet, bert_words, learn_pieces
@@ -280,6 +283,17 @@ def train_tokenizer(
     vocab = _first_vocab(alphabet(texts, kind, space=SPACE), limit)
     settings = {"specials": SPECIALS, "space": SPACE, "word": WORD}
     return learn_pieces(texts, kind, vocab, limit, **settings)
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: Iterable[str]
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """Texts as the ids and the mask (True = real token) that a model takes, padded on the right.
+
+    Raises TypeError for a single string, ValueError for a text without a piece.
+    """
+    rows = [one.ids for one in tokenizer.encode_batch(checks.texts(texts))]
+    return pad(rows, special(tokenizer).pad or 0)
 
 # %% ../nbs/02_tokenization.ipynb #339d84bd
 _all_ = ["count_pairs", "merge_pair", "PairCounts", "learn_merges", "bert_words"]

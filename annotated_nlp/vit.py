@@ -8,7 +8,7 @@ __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_plac
 
 # %% ../nbs/15_vit.ipynb #b259126e
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -308,14 +308,17 @@ def _label_loss(
     return F.cross_entropy(logits, labels)
 
 # %% ../nbs/15_vit.ipynb #705a762a
-def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor, "b n n"]:
+def attention_rollout(
+    maps: Sequence[Float[Tensor, "b h n n"]] | Mapping[str, Float[Tensor, "b h n n"]],
+) -> Float[Tensor, "b n n"]:
     """How much of each place's state comes from each place of the input, by all ways together.
 
     `maps` are the weights of the layers, first to last, as `attention_maps` records them.
     Heads are averaged, and half of each layer is what passes by on the residual connection.
     Abnar and Zuidema 2020, section 3. Raises ValueError without maps, and for maps that aren't
-    square and of one size; TypeError for a dictionary of them.
+    square and of one size.
     """
+    maps = [*maps.values()] if isinstance(maps, Mapping) else maps
     checks.square_maps(maps)
     flow = None
     for weights in maps:
