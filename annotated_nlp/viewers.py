@@ -159,7 +159,7 @@ def _of_one_text(maps: Mapping[str, Tensor]) -> Tensor:
 
 
 def attention_viewer(
-    weights: Float[Tensor, "layers heads n m"] | Mapping[str, Float[Tensor, "1 heads n m"]],
+    weights: Float[Tensor, "layers heads n m"] | Mapping[str, Float[Tensor, "b heads n m"]],
     queries: Sequence[str],
     keys: Sequence[str] | None = None,
 ) -> Viewer:
