@@ -53,7 +53,8 @@ def relation_loss(
 
     Wang et al. 2020, equations 5 to 8. Both are (queries, keys, values) of one layer with as many heads, of any widths.
     `mask` is True at real tokens. KL(teacher ‖ student), averaged over heads and real queries, and summed over both
-    relations; 0 without a real one. Computed in float32, or float64 if they are. Raises ValueError if heads, rows or positions differ.
+    relations; 0 without a real one. Computed in float32, or float64 if they are. Raises
+    ValueError if heads, rows or positions differ.
     """
     total = 0.0
     for left, right in ((0, 1), (2, 2)):

@@ -183,8 +183,8 @@ def electra_loss(
     """MLM + `weight` · RTD, in nats: means over chosen places and over all real pieces.
 
     Clark et al. 2020, section 2 and appendix A. Zero where there is nothing to be asked. Computed
-    in float32, or float64 if the logits are. Raises ValueError for wrong shapes and dtypes, a negative `weight`, and on the CPU for other places
-    than those that were judged.
+    in float32, or float64 if the logits are. Raises ValueError for wrong shapes and dtypes, a
+    negative `weight`, and on the CPU for other places than those that were judged.
     """
     checks.token_ids(ids=ids)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask

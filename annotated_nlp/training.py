@@ -310,7 +310,9 @@ def fit(
     live: bool = False,  # a plot that grows while the run goes on, in a notebook
     progress: bool = True,  # a progress bar
 ) -> History:
-    """Train `model` for `steps` updates, or `epochs`, with AdamW; gives the history, leaves the model in evaluation mode.
+    """Train `model` with AdamW for `steps` updates, or `epochs`; gives the history.
+
+    Leaves the model in evaluation mode.
 
     `batches` is read again when it ends. `loss(model, batch)` gives the mean over the batch, alone (then
     all batches weigh the same) or as `(mean, n)` with the number of tokens that it is the mean of (then all

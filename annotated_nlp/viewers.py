@@ -166,8 +166,8 @@ def attention_viewer(
     """Choose a layer, a head and a token, and see where it looks.
 
     `queries` and `keys` name the rows and columns of `weights`, which are attention weights
-    after the softmax, or what `attention_maps` recorded of a single text. Without `keys` the sentence looks at itself. Arrow keys go from token to
-    token; the small maps and the menus choose the head. Raises ValueError for weights of
+    after the softmax, or what `attention_maps` recorded of a single text. Without
+    `keys` the sentence looks at itself. Arrow keys go from token to token; the small maps and the menus choose the head. Raises ValueError for weights of
     other axes, outside [0, 1] or over a million, and for another number of tokens.
     """
     if isinstance(weights, Mapping):
