@@ -254,7 +254,9 @@ def _no_ids(name: str, x: Any) -> str:
     elif isinstance(x, Sequence) and any(isinstance(row, str) for row in x):
         remedy = f"try {name}, mask = tokenization.encode_texts(tokenizer, texts)"
     else:
-        remedy = f"try torch.tensor({name}), or data.pad({name}) for rows of different lengths"
+        remedy = (
+            f"try torch.tensor({name}), or data.pad({name}) for rows of different lengths"
+        )
     return f"{name} is {_shape(x)}; it must hold token ids, {remedy}"
 
 

@@ -298,7 +298,8 @@ def fit(
     | None = None,  # factors of the rate by names of parameters, as `decay_groups` takes them
     seed: int = 0,
     precision: str | None = None,  # "fp32", "bf16"; None: bf16 on a GPU that has it
-    accelerator: Accelerator | None = None,  # one of your own, which decides device and precision
+    accelerator: Accelerator
+    | None = None,  # one of your own, which decides device and precision
     compile: bool = False,
     checkpoint: bool = False,  # recompute activations in the backward pass: less memory, more time
     evaluate: Callable[[nn.Module], dict[str, Real]] | None = None,

@@ -124,3 +124,30 @@ def test_means_do_not_overflow(dtype):
     ids, no = torch.zeros(2, 600, dtype=torch.long), torch.zeros(2, 600, dtype=torch.bool)
     judged = Judged(torch.zeros(0, 9, dtype=dtype), ids, no, torch.full((2, 600), 100.0, dtype=dtype))
     assert electra_loss(ids, no, judged).rtd == 100
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_t5_in_float16_does_not_overflow(gated, tmp_path):
+    "A feed-forward sum beyond 65,504: transformers keeps it in float32, and so do we. Both are near float64."
+    import transformers
+
+    from annotated_nlp.t5 import T5
+
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=40, d_model=16, d_kv=8, num_heads=2, d_ff=32, num_layers=3, dropout_rate=0.0, decoder_start_token_id=0)
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, feed_forward_proj="gated-gelu" if gated else "relu")).eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if name.endswith("wo.weight"):
+                p.mul_(30_000)
+    theirs.save_pretrained(tmp_path)
+    src, tgt = torch.randint(2, 40, (2, 7)), torch.randint(2, 40, (2, 5))
+    load = transformers.T5ForConditionalGeneration.from_pretrained
+    with torch.no_grad():
+        exact = load(tmp_path, dtype=torch.float64).eval()(input_ids=src, decoder_input_ids=tgt, output_hidden_states=True)
+        assert max(x.abs().max() for x in exact.encoder_hidden_states) > 65_504
+        half = load(tmp_path, dtype=torch.float16).eval()(input_ids=src, decoder_input_ids=tgt).logits
+        ours = T5.from_pretrained(tmp_path, dtype=torch.float16)(src, tgt)
+    assert ours.dtype == torch.float16 and ours.isfinite().all()
+    wrong = (half.double() - exact.logits).abs().max()
+    assert (ours.double() - exact.logits).abs().max() < 2 * wrong
