@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
-from test_invariants import unchecked  # noqa: F401
+import test_invariants
 from annotated_nlp.attention import dot_product_attention
 from annotated_nlp.data import Batch, batches
 from annotated_nlp.decoding import greedy
@@ -30,6 +30,8 @@ from annotated_nlp.seq2seq import (
     start_well,
     teacher_forcing,
 )
+
+unchecked = test_invariants.unchecked
 
 BOS, EOS = 2, 3
 

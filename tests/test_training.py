@@ -35,7 +35,9 @@ from annotated_nlp.transformer import BlockConfig, Stack
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from test_invariants import unchecked  # noqa: F401
+import test_invariants
+
+unchecked = test_invariants.unchecked
 
 # The run that most tests share: a small network with dropout on padded sequences. It is a script too, because other
 # processes must make the very same run: `python run.py FOLDER HOW`, killed in the middle where HOW says so.
