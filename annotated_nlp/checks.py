@@ -41,9 +41,20 @@ def shown(value: Any) -> str:
     return _cut.repr(value)
 
 
+def _traced(value: Any) -> bool:
+    """Whether `value` stands for the lengths of other inputs, as torch.export and torch.jit.trace have them."""
+    length = isinstance(value, Tensor) and not value.ndim and not value.is_floating_point()
+    return isinstance(value, torch.SymInt) or length and torch.jit.is_tracing()
+
+
 def integers(least: int | None = 1, **values: int) -> None:
-    """Refuse what is no integer of at least `least` (None: any)."""
+    """Refuse what is no integer of at least `least` (None: any).
+
+    A length that a tracer made stands for many, and passes.
+    """
     for name, value in values.items():
+        if _traced(value):
+            continue
         integer = isinstance(value, Integral) and not isinstance(value, bool)
         if not integer or (least is not None and value < least):
             raise ValueError(
@@ -232,6 +243,23 @@ def _shape(x: Any) -> str:
 _INTEGERS = (torch.int64, torch.int32)
 
 
+def _no_ids(name: str, x: Any) -> str:
+    """What to do about something that is no tensor of token ids."""
+    if isinstance(x, str):
+        remedy = f"try {name}=torch.tensor([tokenizer.encode(text).ids])"
+    elif x is None:
+        remedy = "give a tensor of shape (b, n), one row for each text"
+    elif isinstance(x, Tensor):
+        remedy = f"try {name}.long()"
+    elif isinstance(x, Sequence) and any(isinstance(row, str) for row in x):
+        remedy = f"try {name}, mask = tokenization.encode_texts(tokenizer, texts)"
+    else:
+        remedy = (
+            f"try torch.tensor({name}), or data.pad({name}) for rows of different lengths"
+        )
+    return f"{name} is {_shape(x)}; it must hold token ids, {remedy}"
+
+
 def ids(vocab_size: int, rows: int | None = None, **named: Tensor) -> None:
     """Refuse what is no tensor of token ids of shape b n, with `rows` rows if given.
 
@@ -239,9 +267,7 @@ def ids(vocab_size: int, rows: int | None = None, **named: Tensor) -> None:
     """
     for name, x in named.items():
         if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
-            raise ValueError(
-                f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor"
-            )
+            raise ValueError(_no_ids(name, x))
         if x.ndim != 2 or 0 in x.shape or (rows is not None and x.shape[0] != rows):
             b = "b >= 1" if rows is None else f"b = {rows}"
             raise ValueError(
@@ -896,9 +922,7 @@ def token_ids(**named: Tensor) -> None:
             or x.is_complex()
             or x.dtype == torch.bool
         ):
-            raise ValueError(
-                f"{name} is {_shape(x)}; it must hold token ids, try {name}.long() of a tensor"
-            )
+            raise ValueError(_no_ids(name, x))
 
 
 def row_each(chosen: Tensor, **named: Tensor) -> None:
@@ -992,8 +1016,6 @@ def two_heads(heads: Sequence[Tensor], teacher: Tensor) -> None:
 
 def square_maps(maps: Sequence[Tensor]) -> None:
     """Refuse what is no sequence of attention weights (b h n n) with one n."""
-    if isinstance(maps, Mapping):
-        raise TypeError("maps is a dictionary; give a sequence, [*maps.values()]")
     require(len(maps), "maps is empty; give the weights of at least one layer")
     shapes = [tuple(weights.shape) for weights in maps]
     alike = {shape[:1] + shape[2:] for shape in shapes}

@@ -29,13 +29,17 @@ def distillation_loss(
 ) -> Float[Tensor, ""]:
     """T² KL(teacher ‖ student) between logits softened by `temperature` T, averaged over rows, in nats.
 
-    Hinton et al. 2015, section 2. The teacher gets no gradient. Raises ValueError for a temperature that isn't
+    Hinton et al. 2015, section 2. Computed in float32, or float64 if the student is. The teacher gets no gradient,
+    and its logits may be -inf. Raises ValueError for a temperature that isn't
     above zero, and for logits of different shapes.
     """
     checks.within("(0, inf)", temperature=temperature)
     checks.same_shape(teacher=teacher, student=student)
-    wanted = (teacher.detach() / temperature).log_softmax(-1)
-    given = (student / temperature).log_softmax(-1)
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    wanted = (teacher.detach().to(dtype) / temperature).log_softmax(-1)
+    given = (student.to(dtype) / temperature).log_softmax(-1)
+    never = wanted == -torch.inf  # 0 log 0 is 0
+    given, wanted = given.masked_fill(never, 0.0), wanted.masked_fill(never, 0.0)
     far = F.kl_div(given, wanted, log_target=True, reduction="none")
     return temperature**2 * reduce(far, "... c -> ...", "sum").mean()
 
@@ -49,20 +53,23 @@ def relation_loss(
 
     Wang et al. 2020, equations 5 to 8. Both are (queries, keys, values) of one layer with as many heads, of any widths.
     `mask` is True at real tokens. KL(teacher ‖ student), averaged over heads and real queries, and summed over both
-    relations. Raises ValueError if heads, rows or positions differ.
+    relations; 0 without a real one. Computed in float32, or float64 if they are. Raises
+    ValueError if heads, rows or positions differ.
     """
     total = 0.0
     for left, right in ((0, 1), (2, 2)):
         logs = []
         for model in (student, teacher):
-            q, k = model[left], model[right]
+            wide = torch.promote_types(model[left].dtype, torch.float32)
+            q, k = model[left].to(wide), model[right].to(wide)
             scores = einsum(q, k, "b h n k, b h m k -> b h n m") * q.shape[-1] ** -0.5
             unreal = rearrange(~mask, "b m -> b 1 1 m")
             logs.append(scores.masked_fill(unreal, torch.finfo(scores.dtype).min))
         checks.same_shape(teacher=logs[1], student=logs[0])
         given, wanted = (x.log_softmax(-1) for x in logs)
         far = F.kl_div(given, wanted.detach(), log_target=True, reduction="none")
-        total = total + reduce(far, "b h n m -> b n h", "sum")[mask].mean()
+        rows = reduce(far, "b h n m -> b n", "sum").masked_fill(~mask, 0.0)
+        total = total + rows.sum() / (far.shape[1] * mask.sum().clamp(min=1))
     return total
 
 # %% ../nbs/17_compressing.ipynb #fbd14460

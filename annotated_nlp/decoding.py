@@ -226,8 +226,10 @@ def filter_logits(
     not above 0, `top_k` below 1 and `top_p` outside (0, 1].
     """
     checks.within("(0, inf)", temperature=temperature)  # for 0 there is greedy
-    checks.integers(top_k=1 if top_k is None else top_k)
-    checks.within("(0, 1]", top_p=1.0 if top_p is None else top_p)
+    if top_k is not None:
+        checks.integers(top_k=top_k)
+    if top_p is not None:
+        checks.within("(0, 1]", top_p=top_p)
     # With the best at 0 nothing overflows, and no temperature is so low that it counts as 0.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     least, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -240,7 +242,9 @@ def filter_logits(
         falling[..., top_k:] = -math.inf
     if top_p not in (None, 1):
         probs = falling.softmax(-1)
-        falling = falling.masked_fill(probs.cumsum(-1) - probs >= top_p, -math.inf)
+        beyond = probs.cumsum(-1) - probs >= top_p
+        beyond[..., 0] = False  # also where `top_p` is 0 in float32
+        falling = falling.masked_fill(beyond, -math.inf)
     return torch.empty_like(logits).scatter_(-1, order, falling)
 
 # %% ../nbs/04_decoding.ipynb #2670bcf4

@@ -180,9 +180,9 @@ def electra_loss(
 ) -> ElectraLoss:
     """MLM + `weight` · RTD, in nats: means over chosen places and over all real pieces.
 
-    Clark et al. 2020, section 2 and appendix A. Zero where there is nothing to be asked. Raises
-    ValueError for wrong shapes and dtypes, a negative `weight`, and on the CPU for other places
-    than those that were judged.
+    Clark et al. 2020, section 2 and appendix A. Zero where there is nothing to be asked. Computed
+    in float32, or float64 if the logits are. Raises ValueError for wrong shapes and dtypes, a
+    negative `weight`, and on the CPU for other places than those that were judged.
     """
     checks.token_ids(ids=ids)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -190,10 +190,11 @@ def electra_loss(
     checks.same_shape(ids=ids, **{"judged.ids": judged.ids})
     checks.within("[0, inf)", weight=weight)
     checks.chosen(chosen, **{"judged.pieces": judged.pieces})
-    mlm = F.cross_entropy(judged.pieces, ids[chosen], reduction="sum")
+    wide = torch.promote_types(judged.logits.dtype, torch.float32)
+    mlm = F.cross_entropy(judged.pieces.to(wide), ids[chosen], reduction="sum")
     mlm = mlm / chosen.sum().clamp(min=1)
-    labels = judged.replaced.to(judged.logits.dtype)
-    rtd = F.binary_cross_entropy_with_logits(judged.logits, labels, reduction="none")
+    logits, labels = judged.logits.to(wide), judged.replaced.to(wide)
+    rtd = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     rtd = rtd.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
     return ElectraLoss(mlm + weight * rtd, mlm, rtd)
 

@@ -299,7 +299,8 @@ def preferences(
 
     With `empty`, the logits for a prompt without content, less those (Zhao et al. 2021).
     """
-    logs = logits.log_softmax(-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    logs = logits.log_softmax(-1, dtype=wide)
     if empty is not None:
-        logs = logs - empty.log_softmax(-1)
+        logs = logs - empty.log_softmax(-1, dtype=wide)
     return logs.gather(1, options)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['seed_all', 'numbered', 'History', 'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'plan_of', 'resume',
-           'save_history', 'wrapped', 'check_settings', 'largest_gradients', 'Display']
+           'save_history', 'wrapped', 'share_weights', 'share_gradients', 'check_settings', 'largest_gradients',
+           'Display']
 
 # %% ../nbs/runs.ipynb #1f0e8aac
 import hashlib
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import pack, unpack
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from . import checks
 # %% ../nbs/runs.ipynb #c863a43d
 with checks.extra("train"):
     from accelerate import Accelerator
+    from accelerate.utils import broadcast, convert_outputs_to_fp32
     from accelerate.utils import find_batch_size, set_seed
     from tqdm.auto import tqdm
 
@@ -227,6 +230,21 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _write_state(path: Path, state: dict) -> None:
+    """Write a checkpoint's record with a digest of itself."""
+    text = json.dumps(state, allow_nan=False)
+    _write(path, json.dumps({"digest": hashlib.sha256(text.encode()).hexdigest()} | state))
+
+
+def _read_state(path: Path) -> dict:
+    """What `_write_state` wrote; ValueError for anything else."""
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    digest = state.pop("digest")
+    if digest != hashlib.sha256(json.dumps(state).encode()).hexdigest():
+        raise ValueError("state.json isn't what was written")
+    return state
+
+
 def _steps(folder: str | os.PathLike) -> list[Path]:
     """The whole checkpoints in a folder, oldest first; unfinished ones and a user's copies have other names."""
     return sorted(
@@ -268,7 +286,7 @@ def save_checkpoint(
             "optimizer": type(optimizer).__name__,
             "digests": {path.name: _digest(path) for path in sorted(scratch.iterdir())},
         }
-        _write(scratch / "state.json", json.dumps(state, allow_nan=False))
+        _write_state(scratch / "state.json", state)
         for path in [*scratch.iterdir(), scratch]:
             _flush(path)
         scratch.rename(target)
@@ -299,14 +317,15 @@ def _differences(stored: dict, present: dict) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict]:
     """Weights, optimizer's tensors and state of a checkpoint, as they were written."""
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    state = _read_state(path)
+    history = History(**state["history"])
+    if path.name != f"step-{len(history):08d}":
+        raise ValueError(f"its history has {len(history)} updates")
     files = [path / f"{name}.safetensors" for name in ("model", "optimizer")]
     for file in files:
         if _digest(file) != state["digests"][file.name]:
             raise ValueError(f"{file.name} isn't what was written")
-    return *(load_file(file) for file in files), state | {
-        "history": History(**state["history"])
-    }
+    return *(load_file(file) for file in files), state | {"history": history}
 
 
 @torch.no_grad()
@@ -410,10 +429,9 @@ def resume(
 
 def save_history(folder: str | os.PathLike, history: History) -> None:
     """Put the history into the checkpoint of its last update, if there is one."""
-    state = Path(folder) / f"step-{len(history):08d}" / "state.json"
-    if state.exists():
-        kept = json.loads(state.read_text(encoding="utf-8"))
-        _write(state, json.dumps(kept | {"history": asdict(history)}))
+    path = Path(folder) / f"step-{len(history):08d}"
+    if (path / "state.json").exists():
+        _write_state(path / "state.json", _read_state(path) | {"history": asdict(history)})
 
 # %% ../nbs/runs.ipynb #09a85e4c
 @contextmanager
@@ -438,33 +456,68 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def wrapped(
-    accelerator: Accelerator, model: nn.Module, compile: bool, checkpoint: bool
+    model: nn.Module, device: torch.device, bf16: bool, compile: bool, checkpoint: bool
 ) -> Iterator[nn.Module]:
-    """The model as an update takes it; afterwards it is what it was, in evaluation mode and without gradients."""
-    own_forward = "forward" in vars(model)
+    """The model as an update takes it; afterwards it is what it was, in evaluation mode and without gradients.
+
+    `bf16`: its products are computed in bfloat16, and what it gives is float32.
+    """
+    own = {name: f for name, f in vars(model).items() if name == "forward"}
     with _recomputing(model) if checkpoint else nullcontext():
-        wrapped = accelerator.prepare_model(torch.compile(model) if compile else model)
+        wrapped = torch.compile(model) if compile else model
+        if bf16:
+            half = torch.autocast(device.type, torch.bfloat16)(wrapped.forward)
+            wrapped.forward = convert_outputs_to_fp32(half)
         model.train()
         try:
             yield wrapped
         finally:
             model.zero_grad()
-            accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
-            # unwrapping leaves the class's method behind as an attribute of the model
-            if not own_forward:
-                vars(model).pop("forward", None)
+            vars(model).pop("forward", None)
+            vars(model).update(own)
             model.eval()
+
+
+@torch.no_grad()
+def share_weights(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give every process the first one's parameters and buffers."""
+    if accelerator.num_processes > 1:
+        for tensor in _weights(model).values():
+            tensor.copy_(broadcast(tensor.clone()))
+
+
+def share_gradients(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give every process the sum of all processes' gradients.
+
+    A parameter that no process used has none, as if one had done it all.
+    """
+    if accelerator.num_processes == 1:
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    users = torch.tensor([p.grad is not None for p in trained], device=accelerator.device)
+    users = accelerator.reduce(users.int()).tolist()
+    kinds = {}
+    for p, n in zip(trained, users):
+        if n:
+            kinds.setdefault(p.dtype, []).append(p)
+    for alike in kinds.values():  # one message for all of a dtype
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
+        flat, shapes = pack(own, "*")
+        for p, total in zip(alike, unpack(accelerator.reduce(flat), shapes, "*")):
+            p.grad = total
 
 # %% ../nbs/runs.ipynb #b97dcda5
 def check_settings(
-    steps, lr, schedule, warmup, accumulate, clip, betas, eps, evaluate_every, save_every
+    *, steps, lr, schedule, warmup, clip, betas, eps, evaluate_every, save_every
 ) -> None:
     """Refuse settings of `fit` that make no sense."""
-    checks.integers(steps=steps, accumulate=accumulate, save_every=save_every)
-    checks.integers(evaluate_every=1 if evaluate_every is None else evaluate_every)
+    checks.integers(steps=steps, save_every=save_every)
+    if evaluate_every is not None:
+        checks.integers(evaluate_every=evaluate_every)
     checks.integers(0, warmup=warmup)
     checks.within(f"[0, {steps}]", warmup=warmup)
-    checks.within("(0, inf)", clip=1.0 if clip is None else clip)
+    if clip is not None:
+        checks.within("(0, inf)", clip=clip)
     checks.within("[0, 1)", **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
     checks.within("[0, inf)", lr=lr, eps=eps)
     for t in range(1, steps + 1):
@@ -488,9 +541,9 @@ def largest_gradients(model: nn.Module, n: int = 3) -> str:
 class Display:
     """A progress bar, and if `live` the history's plot in a notebook, drawn again every two seconds in place."""
 
-    def __init__(self, done: int, steps: int, live: bool, main: bool):
-        self.bar = tqdm(initial=done, total=steps, leave=False, disable=not main)
-        self.live, self.handle, self.drawn = live and main, None, -math.inf
+    def __init__(self, done: int, steps: int, live: bool, bar: bool):
+        self.bar = tqdm(initial=done, total=steps, leave=False, disable=not bar)
+        self.live, self.handle, self.drawn = live, None, -math.inf
 
     def __enter__(self) -> "Display":
         return self

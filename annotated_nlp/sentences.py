@@ -175,7 +175,8 @@ def quick_thought_loss(
         b > 1 and (not checks.seen(beside) or beside.any()),
         "no two rows are neighbours: give consecutive sentences of one document",
     )
-    scores = einsum(sentences, candidates, "b d, c d -> b c")
+    wide = torch.promote_types(sentences.dtype, torch.float32)
+    scores = einsum(sentences.to(wide), candidates.to(wide), "b d, c d -> b c")
     logs = scores.masked_fill(apart == 0, -torch.inf).log_softmax(1)
     neighbours = reduce(beside, "b c -> b", "sum")
     right = reduce(logs.masked_fill(~beside, 0.0), "b c -> b", "sum")
@@ -295,9 +296,9 @@ def contrastive_loss(
     checks.require(
         len(queries) > 1, "queries has one row: give two at least to choose from"
     )
-    cosines = einsum(
-        F.normalize(queries, dim=1), F.normalize(keys, dim=1), "b d, c d -> b c"
-    )
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    queries, keys = (F.normalize(x.to(wide), dim=1) for x in (queries, keys))
+    cosines = einsum(queries, keys, "b d, c d -> b c")
     return F.cross_entropy(
         cosines / temperature, torch.arange(len(queries), device=queries.device)
     )

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SPACE', 'WORD', 'SPECIALS', 'PAD', 'UNK', 'BOS', 'EOS', 'BYTE_TO_CHAR', 'GPT2_WORD', 'TOKENIZER_KINDS', 'split_words',
            'join_words', 'count_pairs', 'merge_pair', 'PairCounts', 'learn_merges', 'BPE', 'split_bytes', 'join_bytes',
-           'ByteLevelBPE', 'likelihood_gain', 'bert_words', 'Piece', 'WordPiece', 'train_tokenizer', 'load', 'save']
+           'ByteLevelBPE', 'likelihood_gain', 'bert_words', 'Piece', 'WordPiece', 'train_tokenizer', 'encode_texts',
+           'load', 'save']
 
 # %% ../nbs/02_tokenization.ipynb #2183ab4b
 import heapq
@@ -16,10 +17,13 @@ from functools import cache
 from math import log
 from typing import NamedTuple
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers, trainers
+from jaxtyping import Bool, Int
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import trainers
+from torch import Tensor
 
 from . import checks
+from .data import pad
 from .hub.tokenizers import load, save
 
 # %% ../nbs/02_tokenization.ipynb #bb338111
@@ -500,6 +504,17 @@ def train_tokenizer(
     limit = vocab_size if vocab_size is not None else 2**31 if whole else 8000
     vocab = _first_vocab(_alphabet(texts, kind), limit)
     return _learned(texts, kind, vocab, limit)
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: Iterable[str]
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """Texts as the ids and the mask (True = real token) that a model takes, padded on the right.
+
+    Raises TypeError for a single string, ValueError for a text without a piece.
+    """
+    rows = [one.ids for one in tokenizer.encode_batch(checks.texts(texts))]
+    return pad(rows, special(tokenizer).pad or 0)
 
 # %% ../nbs/02_tokenization.ipynb #339d84bd
 _all_ = ["load", "save"]

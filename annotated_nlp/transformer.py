@@ -71,16 +71,17 @@ class BlockConfig:
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / √(mean of x² + eps) · weight; what is multiplied by the weight has the precision of x again.
+    """x / √(mean of x² + eps) · weight (Zhang and Sennrich 2019, equation 4).
 
-    Zhang and Sennrich 2019, equation 4. In half precision the order of rounding is Llama's:
-    divided in float32, rounded, multiplied.
+    In half precision the order of rounding is that of Llama and T5: divided in float32, rounded to the weight's
+    dtype, multiplied. So sums that float16 can't hold may come in float32.
     """
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = F.rms_norm(precise, self.normalized_shape, eps=self.eps)
-        return self.weight * normed.to(x.dtype)
+        half = self.weight.dtype in (torch.float16, torch.bfloat16)
+        return self.weight * normed.to(self.weight.dtype if half else x.dtype)
 
 
 def make_norm(config: BlockConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
@@ -104,13 +105,22 @@ class FeedForward(nn.Module):
         self.activation, self.gated = ACTIVATIONS[c.activation], c.gated
         self.up = nn.Linear(c.d_model, c.d_ff * (1 + c.gated), c.bias)
         self.down = nn.Linear(c.d_ff, c.d_model, c.bias)
+        self.beyond_float16 = c.norm == "rms" and c.norm_first
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         x = self.up(x)
-        if not self.gated:
-            return self.down(self.activation(x))
-        gate, x = x.chunk(2, dim=-1)
-        return self.down(self.activation(gate) * x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            x = self.activation(gate) * x
+        else:
+            x = self.activation(x)
+        # an adapter's or a compressed layer computes by itself
+        plain = type(self.down) is nn.Linear and not self.down._forward_hooks
+        if self.beyond_float16 and x.dtype == torch.float16 and plain:
+            # T5's sums are, so from here on they are float32, as in transformers
+            bias = None if self.down.bias is None else self.down.bias.float()
+            return F.linear(x.float(), self.down.weight.float(), bias)
+        return self.down(x)
 
 # %% ../nbs/06_transformer.ipynb #be45b346
 class Sublayer(nn.Module):

@@ -77,6 +77,7 @@ def negative_sampling_loss(scores: Float[Tensor, "b m"]) -> Float[Tensor, ""]:
     without negatives.
     """
     checks.require(scores.shape[1] > 1, "scores has no negatives: give two columns or more")
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return -(F.logsigmoid(scores[:, 0]) + F.logsigmoid(-scores[:, 1:]).sum(-1)).mean()
 
 # %% ../nbs/08_vectors.ipynb #f314207f

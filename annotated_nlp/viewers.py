@@ -142,18 +142,36 @@ def _view(
     )
 
 
+def _of_one_text(maps: Mapping[str, Tensor]) -> Tensor:
+    "The weights of all layers, of what `attention_maps` recorded."
+    shapes = {tuple(weights.shape) for weights in maps.values()}
+    if len(shapes) != 1 or [len(shape) for shape in shapes] != [4]:
+        raise ValueError(
+            f"weights has maps of the shapes {sorted(shapes)}: give those of one kind of attention, at least one, as in "
+            "{name: w for name, w in maps.items() if 'cross' not in name}"
+        )
+    ((rows, *_),) = shapes
+    if rows != 1:
+        raise ValueError(
+            f"weights has maps of {rows} texts: choose one, as in torch.stack([*maps.values()])[:, 0]"
+        )
+    return torch.cat([*maps.values()])
+
+
 def attention_viewer(
-    weights: Float[Tensor, "layers heads n m"],
+    weights: Float[Tensor, "layers heads n m"] | Mapping[str, Float[Tensor, "b heads n m"]],
     queries: Sequence[str],
     keys: Sequence[str] | None = None,
 ) -> Viewer:
     """Choose a layer, a head and a token, and see where it looks.
 
     `queries` and `keys` name the rows and columns of `weights`, which are attention weights
-    after the softmax. Without `keys` the sentence looks at itself. Arrow keys go from token to
-    token; the small maps and the menus choose the head. Raises ValueError for weights of
+    after the softmax, or what `attention_maps` recorded of a single text. Without
+    `keys` the sentence looks at itself. Arrow keys go from token to token; the small maps and the menus choose the head. Raises ValueError for weights of
     other axes, outside [0, 1] or over a million, and for another number of tokens.
     """
+    if isinstance(weights, Mapping):
+        weights = _of_one_text(weights)
     _check(weights, queries, queries if keys is None else keys)
     return _view(weights, queries, keys, told=len(queries))
 

@@ -8,7 +8,7 @@ __all__ = ['to_patches', 'ViTConfig', 'DeiTConfig', 'Patches', 'interpolate_plac
 
 # %% ../nbs/15_vit.ipynb #b259126e
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -274,7 +274,12 @@ def soft_distillation(
     own_loss = _label_loss(heads, labels, teacher)
     checks.within("(0, inf)", temperature=temperature)
     checks.within("[0, 1]", weight=weight)
-    wanted, said = ((z / temperature).log_softmax(-1) for z in (teacher.detach(), heads[1]))
+    wide = torch.promote_types(heads[1].dtype, torch.float32)
+    wanted, said = (
+        (z.to(wide) / temperature).log_softmax(-1) for z in (teacher.detach(), heads[1])
+    )
+    never = wanted == -math.inf  # 0 log 0 is 0
+    wanted, said = wanted.masked_fill(never, 0.0), said.masked_fill(never, 0.0)
     away = F.kl_div(said, wanted, reduction="batchmean", log_target=True)
     return (1 - weight) * own_loss + weight * temperature**2 * away
 
@@ -290,7 +295,8 @@ def hard_distillation(
     equation 3.
     """
     own_loss = _label_loss(heads, labels, teacher)
-    return (own_loss + F.cross_entropy(heads[1], teacher.argmax(-1))) / 2
+    logits = heads[1].to(torch.promote_types(heads[1].dtype, torch.float32))
+    return (own_loss + F.cross_entropy(logits, teacher.argmax(-1))) / 2
 
 
 def _label_loss(
@@ -298,20 +304,25 @@ def _label_loss(
     labels: Int[Tensor, "b"] | Float[Tensor, "b c"],
     teacher: Float[Tensor, "b c"],
 ) -> Float[Tensor, ""]:
-    "What the class head learns, once all three fit."
+    "The class head's loss, in float32 at least; refuses what doesn't fit."
     checks.two_heads(heads, teacher)
     checks.labels_or_shares(heads[0], labels)
-    return F.cross_entropy(heads[0], labels if labels.ndim > 1 else labels.long())
+    logits = heads[0].to(torch.promote_types(heads[0].dtype, torch.float32))
+    labels = labels.to(logits.dtype) if labels.ndim > 1 else labels.long()
+    return F.cross_entropy(logits, labels)
 
 # %% ../nbs/15_vit.ipynb #705a762a
-def attention_rollout(maps: Sequence[Float[Tensor, "b h n n"]]) -> Float[Tensor, "b n n"]:
+def attention_rollout(
+    maps: Sequence[Float[Tensor, "b h n n"]] | Mapping[str, Float[Tensor, "b h n n"]],
+) -> Float[Tensor, "b n n"]:
     """How much of each place's state comes from each place of the input, by all ways together.
 
     `maps` are the weights of the layers, first to last, as `attention_maps` records them.
     Heads are averaged, and half of each layer is what passes by on the residual connection.
     Abnar and Zuidema 2020, section 3. Raises ValueError without maps, and for maps that aren't
-    square and of one size; TypeError for a dictionary of them.
+    square and of one size.
     """
+    maps = [*maps.values()] if isinstance(maps, Mapping) else maps
     checks.square_maps(maps)
     flow = None
     for weights in maps:

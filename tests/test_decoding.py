@@ -343,6 +343,13 @@ def test_filters_by_the_definition(rows, temperature, top_k, top_p):
         assert got == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("top_p", [1e-7, 1e-46, 5e-324])
+def test_a_nucleus_of_nearly_nothing_is_the_best_token(top_p):
+    "By the definition the smallest set is never empty, also where float32 has 0 for `top_p`."
+    logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(filter_logits(logits, top_p=top_p).softmax(-1), torch.nn.functional.one_hot(logits.argmax(-1), 9).float())
+
+
 def test_filters_as_transformers():
     logits = 3 * torch.randn(500, 80, generator=torch.Generator().manual_seed(0))
     for t, k, p in itertools.product((0.1, 0.7, 1.0, 2.5), (1, 5, 200), (0.05, 0.5, 0.9, 0.99)):

@@ -823,3 +823,21 @@ def test_a_compiled_step_on_a_gpu(unchecked):
     step = torch.compile(model.step, dynamic=True)
     assert torch.equal(greedy(step, model.start(ids[:, :-1]), ids[:, -1], max_new_tokens=15).ids, wanted)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("given, remedy", [
+    ([[1, 2]], r"ids is list; it must hold token ids, try torch.tensor\(ids\), or data.pad\(ids\)"),
+    (["one", "two"], "ids is list.*tokenization.encode_texts"),
+    ("one", r"ids is str.*torch.tensor\(\[tokenizer.encode\(text\).ids\]\)"),
+    (None, r"ids is NoneType.*a tensor of shape \(b, n\)"),
+    (torch.ones(1, 2), r"ids is torch.float32 of shape \(1, 2\).*try ids.long\(\)")])
+def test_what_is_no_tensor_of_ids(given, remedy, unchecked):
+    model = GPT(GPTConfig(vocab_size=9, max_len=4, d_model=8, n_heads=2, n_layers=1))
+    for call in (model, lambda ids: model.generate(ids, 2)):
+        with pytest.raises(ValueError, match=remedy):
+            call(given)
+
+
+def test_sizes_are_the_configurations():
+    with pytest.raises(TypeError, match=r"GPT: got an unexpected keyword argument 'vocab_size'; sizes belong to its configuration, as in GPT\(GPTConfig"):
+        GPT(vocab_size=100)

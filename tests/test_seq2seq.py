@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
+import test_invariants
+from annotated_nlp.attention import dot_product_attention
 from annotated_nlp.data import Batch, batches
 from annotated_nlp.decoding import greedy
 from annotated_nlp.seq2seq import (
@@ -28,6 +30,8 @@ from annotated_nlp.seq2seq import (
     start_well,
     teacher_forcing,
 )
+
+unchecked = test_invariants.unchecked
 
 BOS, EOS = 2, 3
 
@@ -669,3 +673,20 @@ def test_an_update_does_not_wait_for_the_gpu():
         cross_entropy(model(src, tgt, mask), tgt, tgt != 0).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("attention", [None, dot_product_attention])
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_traced_at_one_length_it_runs_at_others(cell, attention, unchecked):
+    "torch.jit.trace gives lengths as tensors, which stand for all lengths."
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(9, 9, 8, 2, cell), attention).eval()
+
+    def batch(b, m, n):
+        ids = torch.randint(1, 9, (b, m + n))
+        return ids[:, :m], ids[:, m:], torch.arange(m) < torch.tensor([m] + [m - 2] * (b - 1))[:, None]
+
+    traced = torch.jit.trace(model, batch(3, 5, 4))
+    for sizes in ((3, 5, 4), (2, 8, 6), (4, 3, 1)):
+        given = batch(*sizes)
+        assert torch.allclose(traced(*given), model(*given), atol=1e-6)

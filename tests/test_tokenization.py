@@ -694,3 +694,21 @@ def test_split_bytes_cuts_as_gpt2_does():
     assert GPT2_WORD.startswith("'s|'t|'re|'ve|'m|'ll|'d|")
     for text in LINES[:3000] + STRANGE:
         assert split_bytes(text) == [word for word, _ in cutter.pre_tokenize_str(text)]
+
+
+def test_texts_to_ids_and_mask():
+    "As `tokenizers` pads them itself."
+    from annotated_nlp.tokenization import encode_texts
+
+    texts = ["one two three", "two", "three one"]
+    for kind in ("word", "bpe", "byte_bpe"):
+        tokenizer = train_tokenizer(texts, 300, kind)
+        ids, mask = encode_texts(tokenizer, texts)
+        tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+        theirs = tokenizer.encode_batch(texts)
+        tokenizer.no_padding()
+        assert ids.tolist() == [one.ids for one in theirs] and mask.int().tolist() == [one.attention_mask for one in theirs]
+        with pytest.raises(TypeError, match="texts is a single string"):
+            encode_texts(tokenizer, "one")
+        with pytest.raises(ValueError, match=r"sequences\[1\] is empty"):
+            encode_texts(tokenizer, ["one", ""])

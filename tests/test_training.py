@@ -35,6 +35,10 @@ from annotated_nlp.transformer import BlockConfig, Stack
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import test_invariants
+
+unchecked = test_invariants.unchecked
+
 # The run that most tests share: a small network with dropout on padded sequences. It is a script too, because other
 # processes must make the very same run: `python run.py FOLDER HOW`, killed in the middle where HOW says so.
 RUN = '''
@@ -61,6 +65,18 @@ def token_loss(model, batch):
     losses = F.cross_entropy(model(batch.src).flatten(0, 1), labels.flatten(), reduction="none")
     mask = batch.src_mask.flatten()
     return (losses * mask).sum() / mask.sum(), mask.sum()
+
+class Corners(Tagger):
+    "With a part that nobody calls, one whose output the loss ignores, and one that few batches use."
+    def __init__(self, seed=0):
+        super().__init__(seed=seed)
+        self.pooler, self.ignored, self.rare = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(16, 2)
+    def forward(self, ids):
+        x = self.norm(self.rnn(self.embedding(ids))[0])
+        return (self.head if ids.shape[1] != 11 else self.rare)(self.dropout(x)), self.ignored(x)
+
+def corner_loss(model, batch):
+    return token_loss(lambda ids: model(ids)[0], batch)
 
 def sequences(n=48):
     g = torch.Generator().manual_seed(0)
@@ -103,6 +119,11 @@ if __name__ == "__main__":
             time.sleep(0.004 if newest() < last else 600)  # however slow the other process: it never comes too late
             return token_loss(model, batch)
         run(folder, loss=slow, accumulate=2, save_every=1)
+    if how == "corners":
+        model, history = run(model=Corners(seed=int(os.environ["RANK"])), loss=corner_loss)
+        if os.environ["RANK"] == "0":
+            from safetensors.torch import save_file
+            save_file(dict(model.state_dict()), folder + "/model.safetensors")
     if how == "shared":
         model, history = run(accumulate=1)
         assert os.environ["WORLD_SIZE"] == "2" and torch.distributed.get_backend() == "gloo"
@@ -120,7 +141,8 @@ if __name__ == "__main__":
             raise AssertionError("the processes began at different updates")
 '''
 exec(compile(RUN, "run.py", "exec"), names := {"__name__": "run"})
-Tagger, token_loss, sequences, run = (names[name] for name in ("Tagger", "token_loss", "sequences", "run"))
+Tagger, Corners, token_loss, corner_loss, sequences, run = (
+    names[name] for name in ("Tagger", "Corners", "token_loss", "corner_loss", "sequences", "run"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -428,7 +450,7 @@ def test_departures():
     p.grad = torch.full((3,), 2.0, dtype=torch.double)
     training.clip_grads_with_norm_([p], 0.5, training.get_total_norm([p.grad]))
     assert 0 < 0.5 - p.grad.norm() < 1e-6
-    assert all(training._accelerator(precision).scaler is None for precision in ("bf16", "fp32"))
+    assert all(training._accelerator(precision)[0].scaler is None for precision in ("bf16", "fp32"))
 
 
 def test_optimizer_of_the_transformer_paper():
@@ -577,6 +599,106 @@ def test_two_processes_equal_one(launcher, script, tmp_path):
     assert max((weights[n] - w).abs().max().item() for n, w in alone.state_dict().items()) < 1e-4
 
 
+def test_two_processes_train_what_one_trains(script, tmp_path):
+    "Parameters without a gradient, in all updates or in some, on one side or both; weights that began differently."
+    alone, _ = run(model=Corners(), loss=corner_loss, accumulate=2)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path, "corners"]
+    done = subprocess.run(command, env=environment() | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    from safetensors.torch import load_file
+    weights, before = load_file(tmp_path / "model.safetensors"), Corners().state_dict()
+    assert max((weights[n] - w).abs().max().item() for n, w in alone.state_dict().items()) < 1e-4
+    moved = {n.partition(".")[0] for n in weights if not torch.equal(weights[n], before[n])}
+    assert moved == {"embedding", "rnn", "norm", "head", "rare"}
+
+
+def test_biases_of_two_axes_do_not_decay():
+    "By PyTorch's own AdamW, in which the same parameters decay: named by hand, by what they are and not by their axes."
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.filters = nn.LayerNorm((3, 4)), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+            self.content_bias, self.table, self.scale = (nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5, 4), (4,)))
+
+        def forward(self, x):
+            return (self.filters(self.norm(x)) + self.content_bias + self.table[:3]) * self.scale
+
+    data, loss = [torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))], lambda model, x: model(x).square().mean()
+    ours, twin = Heads(), Heads()
+    decayed = {"filters.parametrizations.weight.original", "table"}
+    groups = [{"params": [p for name, p in twin.named_parameters() if (name in decayed) == decays], "weight_decay": 0.5 * decays} for decays in (True, False)]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss(twin, data[0]).backward()
+        optimizer.step()
+    fit(ours, data, loss, steps=5, lr=0.01, schedule=constant, clip=None, weight_decay=0.5)
+    assert max((a - b).abs().max() for a, b in zip(ours.parameters(), twin.parameters())) < 1e-6
+
+
+def test_epochs():
+    "12 batches to a pass: the same run as with that many updates."
+    for epochs, accumulate, steps in ((2, 1, 24), (0.5, 1, 6), (1, 5, 3)):
+        model, history = run(steps=None, epochs=epochs, accumulate=accumulate)
+        assert len(history) == steps and same(model, run(steps=steps, accumulate=accumulate)[0])
+
+
+def test_schedules_by_name():
+    for name, schedule in dict(constant=constant, linear=linear, cosine=cosine, inverse_sqrt=inverse_sqrt).items():
+        assert run(schedule=name, steps=7)[1].lr == run(schedule=schedule, steps=7)[1].lr
+
+
+def test_the_progress_bar_can_be_switched_off(capfd):
+    run(steps=3)
+    assert "0/3 [" in capfd.readouterr().err
+    run(steps=3, progress=False)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def fresh_accelerate():
+    "As in a process that has made no Accelerator yet."
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("theirs", ["no", "bf16"])
+def test_an_accelerator_of_ones_own(theirs, fresh_accelerate):
+    "It decides the precision, handed over or not, and knows its own afterwards."
+    expected, _ = run(steps=5, precision={"no": "fp32"}.get(theirs, theirs))
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    AcceleratorState._reset_state(True)
+    mine = Accelerator(cpu=True, mixed_precision=theirs)
+    for more in (dict(accelerator=mine), {}):
+        assert same(run(steps=5, **more)[0], expected)
+        assert (mine.mixed_precision, mine.state.mixed_precision, mine.num_processes) == (theirs, theirs, 1)
+        wrapped = mine.prepare_model(nn.Linear(2, 2))
+        assert wrapped(torch.ones(1, 2)).dtype == torch.float32
+    if theirs == "bf16":
+        for more in (dict(accelerator=mine), {}):
+            with pytest.raises(ValueError, match="precision='fp32' and this process's Accelerator has mixed_precision='bf16': drop one"):
+                run(steps=5, precision="fp32", **more)
+    else:
+        assert same(run(steps=5, precision="bf16", accelerator=mine)[0], run(steps=5, precision="bf16")[0])
+
+
+def test_accelerators_that_are_refused(fresh_accelerate, unchecked):
+    from accelerate import Accelerator
+
+    with pytest.raises(TypeError, match="accelerator is str, give Accelerator"):
+        run(accelerator="cpu")
+    with pytest.raises(ValueError, match="schedule=0.5 must be a function or a schedule's name"):
+        run(schedule=0.5)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=4: give accumulate=4 instead"):
+        run(accelerator=Accelerator(cpu=True, gradient_accumulation_steps=4))
+
+
 # Errors lose nothing
 
 
@@ -621,6 +743,10 @@ def test_gradient_that_is_not_finite():
     (dict(groups={"hea": 2.0}), "no parameter's name begins with 'hea'; choose"),
     (dict(groups={"head": -1.0}), "groups: the factor of head=-1.0 must be"),
     (dict(groups={"head": (1.0, math.nan)}), "the weight decay of head=nan must be"),
+    (dict(schedule="cosin"), "schedule='cosin' must be one of 'constant', 'linear', 'cosine', 'inverse_sqrt'"),
+    (dict(epochs=2), "steps=30 and epochs=2: give one"),
+    (dict(steps=None), "steps=None and epochs=None: give one"), (dict(steps=None, epochs=0), r"epochs=0 must be a number in \(0, inf\)"),
+    (dict(steps=None, epochs=1, data=iter([1])), "epochs=1 needs batches with a length.*give steps"),
     (dict(checkpoint=True), "checkpoint=True needs a module with a switch .checkpoint.*drop it")])
 def test_bad_settings(settings, message):
     model = Tagger()
@@ -684,6 +810,12 @@ def test_damaged_checkpoint(file, damage, tmp_path):
     assert same(run(tmp_path, model=model, steps=10)[0], run(steps=10)[0])  # from the one before
 
 
+def signed(told):
+    "A checkpoint's record with the digest that belongs to it."
+    rest = {name: value for name, value in told.items() if name != "digest"}
+    return json.dumps({"digest": hashlib.sha256(json.dumps(rest).encode()).hexdigest()} | rest)
+
+
 def rewritten(path, change, honest=False):
     "Change a checkpoint's optimizer file; `honest` as if it had been written so."
     from safetensors.torch import load_file, save_file
@@ -694,7 +826,34 @@ def rewritten(path, change, honest=False):
     if honest:
         told = json.loads(state.read_text())
         told["digests"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
-        state.write_text(json.dumps(told))
+        state.write_text(signed(told))
+
+
+@pytest.mark.parametrize("damage", ["emptied", "shortened", "one number", "moved", "honestly emptied", "without a digest"])
+def test_damaged_record(damage, tmp_path):
+    "What is recorded of a run is held against its digest and its folder's number; the checkpoint before it serves."
+    run(tmp_path, steps=10, evaluate=lambda model: {"score": 1.0})
+    newest = runs._steps(tmp_path)[-1]
+    told = json.loads((newest / "state.json").read_text())
+    history = told["history"]
+    if "emptied" in damage:
+        told["history"] = {name: [] for name in history}
+    if damage == "shortened":
+        told["history"] = {name: column[:5] for name, column in history.items()}
+    if damage == "one number":
+        history["loss"][3] += 1e-9
+    if damage == "without a digest":
+        del told["digest"]
+    (newest / "state.json").write_text(signed(told) if "honestly" in damage else json.dumps(told))
+    if damage == "moved":
+        newest = newest.rename(tmp_path / "step-00000020")
+    model = Tagger(seed=9)
+    with pytest.raises(CheckpointError, match=f"{newest.name} is damaged .*the checkpoint before it"):
+        run(tmp_path, model=model, steps=10, evaluate=lambda model: {"score": 1.0})
+    assert same(model, Tagger(seed=9))
+    newest.rename(tmp_path / "away")
+    again, whole = run(tmp_path, model=model, steps=10), run(steps=10)
+    assert same(again[0], whole[0]) and again[1].loss == whole[1].loss
 
 
 CHANGES = {"five numbers": lambda memory: memory.update({"head.weight.exp_avg": torch.zeros(5)}),

@@ -57,6 +57,12 @@ def test_weights_come_back(dtype):
     assert (back - weights.detach().float())[small].abs().max() < 0.0005
 
 
+def test_what_attention_maps_recorded():
+    "A dictionary of one text's layers is the same picture as the tensor made of it."
+    maps = {f"layer {i}": weights for i, weights in enumerate(SELF.split(1))}
+    assert attention_viewer(maps, WORDS)._repr_html_() == attention_viewer(SELF, WORDS)._repr_html_()
+
+
 def test_numbers_and_pictures_stay_small():
     assert len(attention_viewer(SELF, WORDS)._repr_html_()) < 60_000
     with pytest.raises(ValueError, match=r"1,435,933 numbers.*weights\[\[0, -1\]\]"):
@@ -72,6 +78,9 @@ WRONG = {
     "scores": (lambda: attention_viewer(SELF * 40, WORDS), "weights must lie between 0 and 1.*after the softmax"),
     "NaN": (lambda: attention_viewer(SELF * float("nan"), WORDS), "weights must lie between 0 and 1, got nan"),
     "nothing": (lambda: attention_viewer(SELF[:0], WORDS), "weights must not be empty"),
+    "two texts": (lambda: attention_viewer({"a": SELF[:2], "b": SELF[:2]}, WORDS), r"maps of 2 texts: choose one, as in torch.stack"),
+    "kinds of maps": (lambda: attention_viewer({"self": SELF[:1], "cross": SELF[:1, :, :3]}, WORDS), "those of one kind of attention"),
+    "no maps": (lambda: attention_viewer({}, WORDS), "those of one kind of attention, at least one"),
     "patch size": (lambda: patch_viewer(LOOKS, IMAGE, 3), "patch_size=3 must divide the image's 8 by 8 pixels"),
     "patches": (lambda: patch_viewer(LOOKS, IMAGE, 4), "queries must be a list of 17 strings"),
     "channels": (lambda: patch_viewer(LOOKS, IMAGE.repeat(2, 1, 1), 2), r"channels \(1 or 3\)"),

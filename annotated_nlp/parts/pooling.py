@@ -20,8 +20,9 @@ def mean_pool(
     """The mean of each row's real states; zeros for a row that has none."""
     checks.mask(states.shape[:2], mask=mask)
     real = rearrange(mask, "b n -> b n 1")
-    total = reduce(states.masked_fill(~real, 0.0), "b n d -> b d", "sum")
-    return total / real.sum(1).clamp(min=1)
+    wide = torch.promote_types(states.dtype, torch.float32)  # a sum may be beyond float16
+    total = states.masked_fill(~real, 0.0).sum(1, dtype=wide)
+    return (total / real.sum(1).clamp(min=1)).to(states.dtype)
 
 
 def max_pool(

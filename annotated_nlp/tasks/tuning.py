@@ -359,8 +359,9 @@ def loss_of(kind: str) -> Callable[[nn.Module, Inputs], tuple[Tensor, Tensor]]:
         logits = TASK_KINDS[kind].logits(
             model(batch.ids, batch.segments, batch.mask), batch.mask
         )
+        wide = torch.promote_types(logits.dtype, torch.float32)
         flat = (
-            rearrange(logits, "b t c -> (b t) c"),
+            rearrange(logits.to(wide), "b t c -> (b t) c"),
             rearrange(batch.target, "b t -> (b t)"),
         )
         return F.cross_entropy(*flat), (batch.target >= 0).sum()
@@ -509,7 +510,9 @@ def tune(
 
     def loss(model: nn.Module, batch: tuple) -> Tensor:
         ids, mask, labels = batch
-        return F.cross_entropy(model(ids, mask), labels)
+        logits = model(ids, mask)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(wide), labels)
 
     rows = [*zip(texts, map(int, labels), strict=True)]
     return training.fit(
