@@ -1,6 +1,9 @@
 "The machinery behind `make`, on small made notebooks and sites."
 
 import ast
+import re
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
-from tools import chapters, check, format, owner, procs, readme, site
+from tools import away, chapters, check, format, owner, procs, readme, site
 
 
 @pytest.fixture
@@ -315,3 +318,81 @@ def test_addresses_of_others_stay(address):
 def test_sync_compares_every_address():
     "`make sync` runs `mend` on a copy and compares these files, so an address that names another owner is noticed."
     assert {file.relative_to(owner.ROOT) for file in owner.files()} <= set(check._generated(owner.ROOT))
+
+
+# Pages, each in a process of its own
+
+
+GOOD = ["x = 1", "#| eval: false\n1 / 0", "#| gpu\n1 / 0", "assert x == 1"]
+MADE = {
+    "good": GOOD, "lab/good": GOOD, "lab/bad": ["x = 1", "assert x == 2, 'a wrong sum'", "1 / 0"],
+    "crash": ["import ctypes, faulthandler", "faulthandler.disable()\nctypes.string_at(0)"], "leave": ["import os", "os._exit(0)"],
+    "a": ["import os, sys, torch", "os.environ['LEFT'] = sys.left = torch.left = 'x'  # the largest page, and therefore the first: " + 500 * "-"],
+    "b": ["import os, sys, torch", "assert 'LEFT' not in os.environ and not hasattr(sys, 'left') and not hasattr(torch, 'left')"],
+    "figure": ["import matplotlib.pyplot as plt\nfrom pathlib import Path", "assert 'inline' in plt.get_backend() and Path('figure.ipynb').exists()"],
+    **{f"page{i}": GOOD for i in range(4)},
+}
+FAIL = {"lab/bad", "crash", "leave"}
+
+
+def run_pages(folder, names):
+    "What `tools/pages.py` leaves, run on pages of these cells as `tools.away` runs it."
+    for name in names:
+        path = folder / "nbs" / name / f"{name.rpartition('/')[2]}.ipynb"
+        path.parent.mkdir(parents=True)
+        nbformat.write(new_notebook(cells=list(map(new_code_cell, MADE[name]))), path)
+    shutil.copy(away.ROOT / "settings.ini", folder)
+    command = [sys.executable, "-P", away.ROOT / "tools" / "pages.py", "nbs"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def run_of_pages(tmp_path_factory):
+    return run_pages(tmp_path_factory.mktemp("pages"), MADE)
+
+
+def test_a_failing_page_fails_the_run(run_of_pages):
+    "With its name, its cell and what went wrong, and no cell after it; the other pages run all the same."
+    assert run_of_pages.returncode == 1 and f"{len(MADE) - len(FAIL)} of {len(MADE)} pages passed" in run_of_pages.stdout
+    assert re.findall(r"^ {2}(\S+)$", run_of_pages.stderr.partition("These failed:")[2], re.M) == re.findall(r"^FAILED (\S+):", run_of_pages.stdout, re.M)
+    assert "While Executing Cell #2" in run_of_pages.stderr and "AssertionError: a wrong sum" in run_of_pages.stderr
+    assert "ZeroDivisionError" not in run_of_pages.stderr
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_how_each_page_ends(run_of_pages, name):
+    "What nbdev skips is skipped; one that takes its process along has failed; nothing of one reaches another; each draws in its folder."
+    assert re.search(rf"^{'FAILED' if name in FAIL else 'passed'} {name}: [\d.]+ s, computing [\d.]+ s$", run_of_pages.stdout, re.M)
+
+
+def test_a_page_that_takes_its_process_along_is_told_of(run_of_pages):
+    "Also one that gives the exit status of success."
+    assert run_of_pages.stderr.count("The process ended before the page did, with exit code ") == 2
+    assert "with exit code 0." in run_of_pages.stderr
+
+
+def test_the_ten_slowest_are_named(run_of_pages):
+    slowest = run_of_pages.stdout.partition("The slowest:\n")[2].splitlines()[:-1]
+    assert len(slowest) == 10 and slowest == sorted(slowest, reverse=True)
+
+
+def test_pages_that_all_pass_pass(tmp_path):
+    done = run_pages(tmp_path, ["good", "lab/good"])
+    assert done.returncode == 0 and "2 of 2 pages passed" in done.stdout and not done.stderr
+
+
+def test_no_page_at_all_is_a_failure(tmp_path):
+    (tmp_path / "nbs").mkdir()
+    assert run_pages(tmp_path, []).returncode == 1
+
+
+def test_pages_are_laid_out_with_their_solutions(tmp_path):
+    "Each in a folder of its own, whatever folder it stands in."
+    for name in ("05_a", "lab/b", "parts/deep/c", ".ipynb_checkpoints/d"):
+        path = tmp_path / "nbs" / f"{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(new_notebook(cells=[new_code_cell("x = 1")]), path)
+    (tmp_path / "settings.ini").write_text("", encoding="utf-8")
+    away.lay_out(tmp_path / "book", tmp_path)
+    found = sorted(path.relative_to(tmp_path / "book" / "nbs").as_posix() for path in (tmp_path / "book").rglob("*.ipynb"))
+    assert found == ["05_a/05_a.ipynb", "lab/b/b.ipynb", "parts/deep/c/c.ipynb"]

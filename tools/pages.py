@@ -102,10 +102,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="each page stands in a folder of its name, somewhere in it")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    if FORKS:
-        warm()
     # The largest first, which take longest, as a rule: so both workers end at about the same time.
     pages = sorted(args.folder.rglob("*.ipynb"), key=lambda page: -page.stat().st_size)
+    if FORKS and len(pages) > args.workers:
+        warm()
     failed = run(pages, args.folder, args.workers)
     print(f"{len(pages) - len(failed)} of {len(pages)} pages passed", flush=True)
     if failed:
