@@ -1,6 +1,8 @@
 "The machinery behind `make`, on small made notebooks and sites."
 
 import ast
+import base64
+import io
 import re
 import shutil
 import subprocess
@@ -12,13 +14,15 @@ import nbformat
 import numpy as np
 import pytest
 from execnb.nbio import dict2nb
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from nbdev.config import get_config
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
-from tools import away, chapters, check, format, owner, procs, readme, site
+from tools import away, chapters, check, figures, format, owner, procs, readme, site
 
 
 @pytest.fixture
@@ -239,6 +243,42 @@ def test_outputs_are_stored_without_debris():
     assert [output.get("text") for output in cell.outputs] == ["a\ndone\nb\n", None] and cell.outputs[1] == result
 
 
+def drawn(image):
+    file = io.BytesIO()
+    image.save(file, "PNG", dpi=(220, 220))
+    return file.getvalue()
+
+
+def test_a_stored_figure_is_lighter_and_looks_the_same():
+    "Letters, lines and a shade, as matplotlib draws them: less than half the bytes, hardly a pixel off, and as many inches."
+    canvas = Figure((4, 3), dpi=220)
+    axes = canvas.add_subplot()
+    axes.plot([3, 1, 2])
+    axes.set_title("Attention while writing German")
+    axes.imshow(np.linspace(0, 1, 40).reshape(5, 8), extent=(0, 1, 1, 2))
+    FigureCanvasAgg(canvas)
+    file = io.BytesIO()
+    canvas.savefig(file, format="png")
+    cell = new_code_cell("", outputs=[new_output("display_data", data={"image/png": base64.b64encode(file.getvalue()).decode()})])
+    figures.lighten(cell)
+    small = base64.b64decode(cell.outputs[0].data["image/png"])
+    assert len(small) < len(file.getvalue()) / 2
+    with Image.open(io.BytesIO(small)) as after, Image.open(file) as before:
+        assert round(after.info["dpi"][0]) == 220
+        off = np.abs(np.asarray(after.convert("RGB")).astype(int) - np.asarray(before.convert("RGB")).astype(int))
+    assert off.mean() < 0.1 and (off < 16).mean() > 0.999
+    assert figures.lighter(small) is small, "a second time there is nothing left to do"
+
+
+def test_a_picture_of_many_colours_stays_as_it_is():
+    "And one that something shows through."
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 4), dtype=np.uint8)
+    opaque = noise.copy()
+    opaque[:, :, 3] = 255
+    for png in (drawn(Image.fromarray(noise)), drawn(Image.fromarray(opaque))):
+        assert figures.lighter(png) is png
+
+
 def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
     cell = new_code_cell("1 / 0", outputs=[new_output("stream", name="stdout", text="as it was\n")])
     path = tmp_path / "page.ipynb"
@@ -252,7 +292,20 @@ def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
 def test_all_chapters_are_run_in_order():
     names = [path.relative_to(chapters.NBS).as_posix() for path in chapters.chapters()]
     assert names[:4] == ["01_data.ipynb", "02_tokenization.ipynb", "03_seq2seq.ipynb", "04_decoding.ipynb"]
-    assert {"api.ipynb", "plots.ipynb", "lab/index.ipynb"} <= set(names)
+    assert {"api.ipynb", "lab/index.ipynb"} <= set(names) and "lab/parity.ipynb" not in names
+
+
+def test_a_page_is_found_in_its_folder(tmp_path, monkeypatch):
+    "By its name alone or with the folder; a chapter before a page of the same name, and the laboratory's long pages not at all."
+    for name in ("05_attention", "parts/kernels", "index", "lab/index", "lab/gates"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.ipynb").touch()
+    monkeypatch.setattr(chapters, "NBS", tmp_path)
+    asked = {"05_attention": "05_attention", "kernels": "parts/kernels", "parts/kernels.ipynb": "parts/kernels", "index": "index", "lab/index": "lab/index"}
+    for name, place in asked.items():
+        assert chapters.page(name) == tmp_path / f"{place}.ipynb"
+    assert not chapters.page("gates").exists()
+    assert [path.stem for path in chapters.chapters()] == ["05_attention", "index", "index", "kernels"]
 
 
 def home(tmp_path, monkeypatch, *cells):

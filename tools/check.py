@@ -14,7 +14,7 @@ from nbdev.doclinks import nbdev_export
 from . import chapters, colab, format, owner, paragraphs, readme
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK_LIMIT = 1_500_000  # bytes
+NOTEBOOK_LIMIT = 1_000_000  # bytes: GitHub shows none that is larger
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
@@ -56,6 +56,8 @@ def sync() -> int:
         print(f"too large: {line}", file=sys.stderr)
     if differ:
         print("`make export` mends it; look at `git diff` and commit.", file=sys.stderr)
+    if large:
+        print("`python -m tools.figures` makes stored figures lighter; or a page that long is two.", file=sys.stderr)
     return 1 if differ or large else 0
 
 
