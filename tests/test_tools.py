@@ -258,7 +258,7 @@ def test_a_stored_figure_is_lighter_and_looks_the_same():
     axes.imshow(np.linspace(0, 1, 40).reshape(5, 8), extent=(0, 1, 1, 2))
     FigureCanvasAgg(canvas)
     file = io.BytesIO()
-    canvas.savefig(file, format="png")
+    canvas.savefig(file, format="png", dpi=220)
     cell = new_code_cell("", outputs=[new_output("display_data", data={"image/png": base64.b64encode(file.getvalue()).decode()})])
     figures.lighten(cell)
     small = base64.b64decode(cell.outputs[0].data["image/png"])
@@ -388,6 +388,15 @@ MADE = {
 FAIL = {"lab/bad", "crash", "leave"}
 
 
+def test_every_step_is_run_and_each_failure_counts(capfd):
+    "Also of those that run beside another, whose words are shown too."
+    say = lambda word, status: [sys.executable, "-c", f"print({word!r}); raise SystemExit({status})"]
+    assert check._run([{"one": say("first", 1), "two": say("second", 0), "three": say("third", 2)}, {"four": say("last", 0)}]) == 2
+    out = capfd.readouterr().out
+    assert all(re.search(rf"^{word}$", out, re.M) for word in ("first", "second", "third", "last"))
+    assert re.findall(r"^ +(\w+) +\d+ s  (ok|FAILED)$", out, re.M) == [("one", "FAILED"), ("two", "ok"), ("three", "FAILED"), ("four", "ok")]
+
+
 def run_pages(folder, names):
     "What `tools/pages.py` leaves, run on pages of these cells as `tools.away` runs it."
     for name in names:
@@ -425,8 +434,8 @@ def test_a_page_that_takes_its_process_along_is_told_of(run_of_pages):
 
 
 def test_the_ten_slowest_are_named(run_of_pages):
-    slowest = run_of_pages.stdout.partition("The slowest:\n")[2].splitlines()[:-1]
-    assert len(slowest) == 10 and slowest == sorted(slowest, reverse=True)
+    slowest = re.findall(r"^ +([\d.]+) s  \S+$", run_of_pages.stdout.partition("The slowest:\n")[2], re.M)
+    assert len(slowest) == 10 and slowest == sorted(slowest, key=float, reverse=True)
 
 
 def test_pages_that_all_pass_pass(tmp_path):
@@ -449,3 +458,5 @@ def test_pages_are_laid_out_with_their_solutions(tmp_path):
     away.lay_out(tmp_path / "book", tmp_path)
     found = sorted(path.relative_to(tmp_path / "book" / "nbs").as_posix() for path in (tmp_path / "book").rglob("*.ipynb"))
     assert found == ["05_a/05_a.ipynb", "lab/b/b.ipynb", "parts/deep/c/c.ipynb"]
+    away.lay_out(tmp_path / "few", tmp_path, {"b"})
+    assert [path.stem for path in (tmp_path / "few").rglob("*.ipynb")] == ["b"]

@@ -11,6 +11,7 @@ import site
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
@@ -72,10 +73,10 @@ assert find_spec("annotated_nlp").origin.startswith(sys.prefix), find_spec("anno
 """
 
 
-def lay_out(book: Path, root: Path = ROOT) -> None:
-    "The pages with their solutions, each in a folder of its name, where a failing one leaves nothing to another."
+def lay_out(book: Path, root: Path = ROOT, names: Collection[str] = ()) -> None:
+    "The pages of these names, or all, with their solutions, each in a folder of its own: none finds another's files."
     for page in (root / "nbs").rglob("[!.]*.ipynb"):
-        if ".ipynb_checkpoints" not in page.parts:
+        if ".ipynb_checkpoints" not in page.parts and (not names or page.stem in names):
             folder = book / "nbs" / page.relative_to(root / "nbs").with_suffix("")
             folder.mkdir(parents=True)
             with_solutions(page, folder)
@@ -85,12 +86,13 @@ def lay_out(book: Path, root: Path = ROOT) -> None:
 def main() -> int:
     "Run the pages; give the exit status of `tools/pages.py`."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="pages, e.g. 05_attention; all when none is named")
     parser.add_argument("--workers", type=int, default=2, help="how many run at a time")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch).resolve()
         python, book = install(build(place), place), place / "book"
-        lay_out(book)
+        lay_out(book, names={name.removesuffix(".ipynb") for name in args.names})
         run(python, "-c", INSTALLED, cwd=book)
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         # -P: the tools, beside which the runner stands, may not be found in place of others' modules of their names.

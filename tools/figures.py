@@ -1,4 +1,4 @@
-"""Store figures in a third of their bytes: `python -m tools.figures [05_attention ...]`, in all notebooks if none is named.
+"""Store figures in a third of their bytes: `python -m tools.figures [05_attention ...]`, in all if none is named.
 
 A figure of lines and letters has few colours: 256 of its own are enough, and a byte a pixel. `make chapters` stores new
 ones so. GitHub shows no notebook of more than a megabyte.
