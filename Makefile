@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site slides epub test sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site slides epub test check sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -55,6 +55,9 @@ epub: .venv/.dev  ## one EPUB of all chapters with their stored outputs, in _pri
 
 test: .venv/.dev sync  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test
+
+check: .venv/.dev sync  ## while working, in two to three minutes: sync, ruff, parity, the wheel and one chapter (NAMES=04_decoding)
+	@$(BIN)/python -m tools.check quick $(NAMES)
 
 sync: .venv/.dev  ## say which notebooks are not clean, and what is out of step with them
 	@$(BIN)/python -m tools.check sync

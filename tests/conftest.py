@@ -15,6 +15,14 @@ settings.register_profile("book", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("book")
 
 
+# Files in order of their seconds. One worker runs a whole file: a long one that begins last is waited for by all.
+LONG = ("test_live", "test_corpora", "test_parity", "test_bench", "test_invariants", "test_colab")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture
 def unchecked():
     "Without jaxtyping's run-time checks, as a user has it: the module's own errors must speak."

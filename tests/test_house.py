@@ -69,7 +69,7 @@ def test_workflow_is_bounded(name):
     for job in workflow["jobs"].values():
         assert job["timeout-minutes"] <= 45
         for step in job["steps"]:
-            assert "run" in step or re.fullmatch(r"[\w./-]+@(release/)?v\d+", step["uses"])
+            assert "run" in step or re.fullmatch(r"[\w./-]+@v\d+(\.\d+\.\d+)?", step["uses"])
 
 
 def test_site_is_published_from_main_alone():
@@ -139,6 +139,7 @@ def test_a_release_is_what_the_settings_say():
     publish = workflow["jobs"]["publish"]
     assert publish["needs"] == "build" and publish["environment"] == "pypi" and publish["permissions"] == {"id-token": "write"}
     assert not any("password" in step.get("with", {}) for step in publish["steps"])
+    assert all(step["uses"].startswith("actions/") or re.search(r"@v\d+\.\d+\.\d+$", step["uses"]) for step in publish["steps"])
 
 
 def test_make_finds_the_environment_on_every_system():

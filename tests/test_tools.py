@@ -1,6 +1,11 @@
 "The machinery behind `make`, on small made notebooks and sites."
 
 import ast
+import base64
+import io
+import re
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from types import SimpleNamespace
@@ -9,13 +14,15 @@ import nbformat
 import numpy as np
 import pytest
 from execnb.nbio import dict2nb
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from nbdev.config import get_config
 from nbdev.process import NBProcessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
-from tools import chapters, check, format, owner, procs, readme, site
+from tools import away, chapters, check, figures, format, owner, procs, readme, site
 
 
 @pytest.fixture
@@ -236,6 +243,42 @@ def test_outputs_are_stored_without_debris():
     assert [output.get("text") for output in cell.outputs] == ["a\ndone\nb\n", None] and cell.outputs[1] == result
 
 
+def drawn(image):
+    file = io.BytesIO()
+    image.save(file, "PNG", dpi=(220, 220))
+    return file.getvalue()
+
+
+def test_a_stored_figure_is_lighter_and_looks_the_same():
+    "Letters, lines and a shade, as matplotlib draws them: less than half the bytes, hardly a pixel off, and as many inches."
+    canvas = Figure((4, 3), dpi=220)
+    axes = canvas.add_subplot()
+    axes.plot([3, 1, 2])
+    axes.set_title("Attention while writing German")
+    axes.imshow(np.linspace(0, 1, 40).reshape(5, 8), extent=(0, 1, 1, 2))
+    FigureCanvasAgg(canvas)
+    file = io.BytesIO()
+    canvas.savefig(file, format="png", dpi=220)
+    cell = new_code_cell("", outputs=[new_output("display_data", data={"image/png": base64.b64encode(file.getvalue()).decode()})])
+    figures.lighten(cell)
+    small = base64.b64decode(cell.outputs[0].data["image/png"])
+    assert len(small) < len(file.getvalue()) / 2
+    with Image.open(io.BytesIO(small)) as after, Image.open(file) as before:
+        assert round(after.info["dpi"][0]) == 220
+        off = np.abs(np.asarray(after.convert("RGB")).astype(int) - np.asarray(before.convert("RGB")).astype(int))
+    assert off.mean() < 0.1 and (off < 16).mean() > 0.999
+    assert figures.lighter(small) is small, "a second time there is nothing left to do"
+
+
+def test_a_picture_of_many_colours_stays_as_it_is():
+    "And one that something shows through."
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 4), dtype=np.uint8)
+    opaque = noise.copy()
+    opaque[:, :, 3] = 255
+    for png in (drawn(Image.fromarray(noise)), drawn(Image.fromarray(opaque))):
+        assert figures.lighter(png) is png
+
+
 def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
     cell = new_code_cell("1 / 0", outputs=[new_output("stream", name="stdout", text="as it was\n")])
     path = tmp_path / "page.ipynb"
@@ -249,7 +292,20 @@ def test_a_failing_notebook_keeps_its_stored_outputs(tmp_path):
 def test_all_chapters_are_run_in_order():
     names = [path.relative_to(chapters.NBS).as_posix() for path in chapters.chapters()]
     assert names[:4] == ["01_data.ipynb", "02_tokenization.ipynb", "03_seq2seq.ipynb", "04_decoding.ipynb"]
-    assert {"api.ipynb", "show/style.ipynb", "lab/index.ipynb"} <= set(names)
+    assert {"api.ipynb", "show/style.ipynb", "lab/index.ipynb"} <= set(names) and "lab/parity.ipynb" not in names
+
+
+def test_a_page_is_found_in_its_folder(tmp_path, monkeypatch):
+    "By its name alone or with the folder; a chapter before a page of the same name, and the laboratory's long pages not at all."
+    for name in ("05_attention", "parts/kernels", "index", "lab/index", "lab/gates"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.ipynb").touch()
+    monkeypatch.setattr(chapters, "NBS", tmp_path)
+    asked = {"05_attention": "05_attention", "kernels": "parts/kernels", "parts/kernels.ipynb": "parts/kernels", "index": "index", "lab/index": "lab/index"}
+    for name, place in asked.items():
+        assert chapters.page(name) == tmp_path / f"{place}.ipynb"
+    assert not chapters.page("gates").exists()
+    assert [path.stem for path in chapters.chapters()] == ["05_attention", "index", "index", "kernels"]
 
 
 def home(tmp_path, monkeypatch, *cells):
@@ -315,3 +371,92 @@ def test_addresses_of_others_stay(address):
 def test_sync_compares_every_address():
     "`make sync` runs `mend` on a copy and compares these files, so an address that names another owner is noticed."
     assert {file.relative_to(owner.ROOT) for file in owner.files()} <= set(check._generated(owner.ROOT))
+
+
+# Pages, each in a process of its own
+
+
+GOOD = ["x = 1", "#| eval: false\n1 / 0", "#| gpu\n1 / 0", "assert x == 1"]
+MADE = {
+    "good": GOOD, "lab/good": GOOD, "lab/bad": ["x = 1", "assert x == 2, 'a wrong sum'", "1 / 0"],
+    "crash": ["import ctypes, faulthandler", "faulthandler.disable()\nctypes.string_at(0)"], "leave": ["import os", "os._exit(0)"],
+    "a": ["import os, sys, torch", "os.environ['LEFT'] = sys.left = torch.left = 'x'  # the largest page, and therefore the first: " + 500 * "-"],
+    "b": ["import os, sys, torch", "assert 'LEFT' not in os.environ and not hasattr(sys, 'left') and not hasattr(torch, 'left')"],
+    "figure": ["import matplotlib.pyplot as plt\nfrom pathlib import Path", "assert 'inline' in plt.get_backend() and Path('figure.ipynb').exists()"],
+    **{f"page{i}": GOOD for i in range(4)},
+}
+FAIL = {"lab/bad", "crash", "leave"}
+
+
+def test_every_step_is_run_and_each_failure_counts(capfd):
+    "Also of those that run beside another, whose words are shown too."
+    say = lambda word, status: [sys.executable, "-c", f"print({word!r}); raise SystemExit({status})"]
+    assert check._run([{"one": say("first", 1), "two": say("second", 0), "three": say("third", 2)}, {"four": say("last", 0)}]) == 2
+    out = capfd.readouterr().out
+    assert all(re.search(rf"^{word}$", out, re.M) for word in ("first", "second", "third", "last"))
+    assert re.findall(r"^ +(\w+) +\d+ s  (ok|FAILED)$", out, re.M) == [("one", "FAILED"), ("two", "ok"), ("three", "FAILED"), ("four", "ok")]
+
+
+def run_pages(folder, names):
+    "What `tools/pages.py` leaves, run on pages of these cells as `tools.away` runs it."
+    for name in names:
+        path = folder / "nbs" / name / f"{name.rpartition('/')[2]}.ipynb"
+        path.parent.mkdir(parents=True)
+        nbformat.write(new_notebook(cells=list(map(new_code_cell, MADE[name]))), path)
+    shutil.copy(away.ROOT / "settings.ini", folder)
+    command = [sys.executable, "-P", away.ROOT / "tools" / "pages.py", "nbs"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def run_of_pages(tmp_path_factory):
+    return run_pages(tmp_path_factory.mktemp("pages"), MADE)
+
+
+def test_a_failing_page_fails_the_run(run_of_pages):
+    "With its name, its cell and what went wrong, and no cell after it; the other pages run all the same."
+    assert run_of_pages.returncode == 1 and f"{len(MADE) - len(FAIL)} of {len(MADE)} pages passed" in run_of_pages.stdout
+    assert re.findall(r"^ {2}(\S+)$", run_of_pages.stderr.partition("These failed:")[2], re.M) == re.findall(r"^FAILED (\S+):", run_of_pages.stdout, re.M)
+    assert "While Executing Cell #2" in run_of_pages.stderr and "AssertionError: a wrong sum" in run_of_pages.stderr
+    assert "ZeroDivisionError" not in run_of_pages.stderr
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_how_each_page_ends(run_of_pages, name):
+    "What nbdev skips is skipped; one that takes its process along has failed; nothing of one reaches another; each draws in its folder."
+    assert re.search(rf"^{'FAILED' if name in FAIL else 'passed'} {name}: [\d.]+ s, computing [\d.]+ s$", run_of_pages.stdout, re.M)
+
+
+def test_a_page_that_takes_its_process_along_is_told_of(run_of_pages):
+    "Also one that gives the exit status of success."
+    assert run_of_pages.stderr.count("The process ended before the page did, with exit code ") == 2
+    assert "with exit code 0." in run_of_pages.stderr
+
+
+def test_the_ten_slowest_are_named(run_of_pages):
+    slowest = re.findall(r"^ +([\d.]+) s  \S+$", run_of_pages.stdout.partition("The slowest:\n")[2], re.M)
+    assert len(slowest) == 10 and slowest == sorted(slowest, key=float, reverse=True)
+
+
+def test_pages_that_all_pass_pass(tmp_path):
+    done = run_pages(tmp_path, ["good", "lab/good"])
+    assert done.returncode == 0 and "2 of 2 pages passed" in done.stdout and not done.stderr
+
+
+def test_no_page_at_all_is_a_failure(tmp_path):
+    (tmp_path / "nbs").mkdir()
+    assert run_pages(tmp_path, []).returncode == 1
+
+
+def test_pages_are_laid_out_with_their_solutions(tmp_path):
+    "Each in a folder of its own, whatever folder it stands in."
+    for name in ("05_a", "lab/b", "parts/deep/c", ".ipynb_checkpoints/d"):
+        path = tmp_path / "nbs" / f"{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(new_notebook(cells=[new_code_cell("x = 1")]), path)
+    (tmp_path / "settings.ini").write_text("", encoding="utf-8")
+    away.lay_out(tmp_path / "book", tmp_path)
+    found = sorted(path.relative_to(tmp_path / "book" / "nbs").as_posix() for path in (tmp_path / "book").rglob("*.ipynb"))
+    assert found == ["05_a/05_a.ipynb", "lab/b/b.ipynb", "parts/deep/c/c.ipynb"]
+    away.lay_out(tmp_path / "few", tmp_path, {"b"})
+    assert [path.stem for path in (tmp_path / "few").rglob("*.ipynb")] == ["b"]

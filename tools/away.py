@@ -1,15 +1,17 @@
 """The package as others get it: a wheel, installed where nothing of the repository is.
 
-`python -m tools.away` runs every page there, each in a folder of its own, by `nbdev_test`: a chapter with the
-solutions of its exercises behind it, in their smaller sizes.
+`python -m tools.away` runs every page there, each in a folder and a process of its own, as `nbdev_test` would: a
+chapter with the solutions of its exercises behind it, in their smaller sizes.
 """
 
+import argparse
 import os
 import shutil
 import site
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
@@ -47,10 +49,11 @@ def install(wheel: Path, place: Path) -> Path:
     inside it are not read: the one through which the editable install leads to the repository stays without effect.
     """
     run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place)
-    python = place / "bin" / "python"
+    windows = os.name == "nt"
+    python = place / "Scripts" / "python.exe" if windows else place / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "install", "--no-deps", "--no-index")
     run(*pip, wheel, cwd=place)
-    (packages,) = place.glob("lib/python*/site-packages")
+    (packages,) = place.glob("Lib/site-packages" if windows else "lib/python*/site-packages")
     (packages / "this_environment.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     return python
 
@@ -62,29 +65,39 @@ def with_solutions(page: Path, folder: Path) -> None:
     nbformat.write(nb, folder / page.name)
 
 
-# nbdev_test runs pages in its own process, so the package that it would import is the one that they get.
-PAGES = """
+# The package that a page would import is the one that it gets.
+INSTALLED = """
 import sys
 from importlib.util import find_spec
-from nbdev.test import nbdev_test
 assert find_spec("annotated_nlp").origin.startswith(sys.prefix), find_spec("annotated_nlp")
-nbdev_test(n_workers=2, timing=True, do_print=True)
 """
 
 
+def lay_out(book: Path, root: Path = ROOT, names: Collection[str] = ()) -> None:
+    "The pages of these names, or all, with their solutions, each in a folder of its own: none finds another's files."
+    for page in (root / "nbs").rglob("[!.]*.ipynb"):
+        if ".ipynb_checkpoints" not in page.parts and (not names or page.stem in names):
+            folder = book / "nbs" / page.relative_to(root / "nbs").with_suffix("")
+            folder.mkdir(parents=True)
+            with_solutions(page, folder)
+    shutil.copy(root / "settings.ini", book)
+
+
 def main() -> int:
-    "Run the pages; give nbdev_test's exit status."
+    "Run the pages; give the exit status of `tools/pages.py`."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="pages, e.g. 05_attention; all when none is named")
+    parser.add_argument("--workers", type=int, default=2, help="how many run at a time")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch).resolve()
-        python = install(build(place), place)
-        for page in (ROOT / "nbs").rglob("[!.]*.ipynb"):
-            if ".ipynb_checkpoints" not in page.parts:
-                folder = place / "book" / "nbs" / page.relative_to(ROOT / "nbs").with_suffix("")
-                folder.mkdir(parents=True)
-                with_solutions(page, folder)
-        shutil.copy(ROOT / "settings.ini", place / "book")
+        python, book = install(build(place), place), place / "book"
+        lay_out(book, names={name.removesuffix(".ipynb") for name in args.names})
+        run(python, "-c", INSTALLED, cwd=book)
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        return subprocess.run([python, "-c", PAGES], cwd=place / "book", env=env).returncode
+        # -P: the tools, beside which the runner stands, may not be found in place of others' modules of their names.
+        command = [python, "-P", ROOT / "tools" / "pages.py", "nbs", "--workers", str(args.workers)]
+        return subprocess.run(command, cwd=book, env=env).returncode
 
 
 if __name__ == "__main__":

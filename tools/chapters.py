@@ -12,12 +12,23 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbdev.clean import nbdev_clean
 
+from . import figures
+
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 
 
 def chapters() -> list[Path]:
-    "The notebooks whose outputs a plain run stores: all but the laboratory's, which take longer."
-    return sorted(NBS.glob("*.ipynb")) + [NBS / "lab" / "index.ipynb"]
+    "The notebooks whose outputs a plain run stores: all but the laboratory's, which take longer. Chapters come first."
+    pages = [path for path in NBS.rglob("[!.]*.ipynb") if ".ipynb_checkpoints" not in path.parts]
+    plain = [path for path in pages if path.parent != NBS / "lab" or path.stem == "index"]
+    return sorted(plain, key=lambda path: (path.parent != NBS, path))
+
+
+def page(name: str) -> Path:
+    "The notebook of this name, `03_seq2seq`, `kernels` or `parts/kernels`; in `nbs` itself if there is none."
+    name = name.removesuffix(".ipynb")
+    found = [path for path in chapters() if name in (path.stem, path.relative_to(NBS).with_suffix("").as_posix())]
+    return min(found, key=lambda path: len(path.parts), default=NBS / f"{name}.ipynb")
 
 
 def _without_debris(cell) -> None:
@@ -48,6 +59,7 @@ def run(path: Path, copy: Path | None = None) -> float:
     for cell in nb.cells:
         if cell.cell_type == "code":
             _without_debris(cell)
+            figures.lighten(cell)
     nb.metadata = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
     target = copy or path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +77,7 @@ def main() -> int:
         os.environ["LAB_RUN"] = "full"
         paths = [NBS / "lab" / f"{args.lab}.ipynb"]
     else:
-        paths = [NBS / f"{name.removesuffix('.ipynb')}.ipynb" for name in args.names] or chapters()
+        paths = [page(name) for name in args.names] or chapters()
     missing = [p for p in paths if not p.exists()]
     if missing:
         folder = NBS if args.lab is None else NBS / "lab"

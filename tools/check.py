@@ -1,4 +1,4 @@
-"What `make test` checks: `python -m tools.check sync|mend|test`."
+"What `make test` and `make check` do: `python -m tools.check sync|mend|test`, `quick [CHAPTER ...]`."
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nbdev.clean import nbdev_clean
@@ -14,7 +15,7 @@ from nbdev.doclinks import nbdev_export
 from . import chapters, colab, format, owner, paragraphs, readme
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK_LIMIT = 1_500_000  # bytes
+NOTEBOOK_LIMIT = 1_000_000  # bytes: GitHub shows none that is larger
 
 
 def _generated(root: Path) -> dict[Path, bytes]:
@@ -55,35 +56,74 @@ def sync() -> int:
     for line in large:
         print(f"too large: {line}", file=sys.stderr)
     if differ:
-        print("`make export` mends it; look at `git diff` and commit.", file=sys.stderr)
+        print("`make export` mends it; look at `git diff` and commit. (nbdev_export and nbdev_clean alone leave the "
+              "API page and the README as they were.)", file=sys.stderr)
+    if large:
+        print("`python -m tools.figures` makes stored figures lighter; or a page that long is two.", file=sys.stderr)
     return 1 if differ or large else 0
 
 
-def test() -> int:
-    "Run every step even after a failure, so that one run shows all that is wrong; give the number of failed steps."
-    steps = {
-        "chapters": [sys.executable, "-m", "tools.away"],
-        "site": [sys.executable, "-m", "tools.site", "build"],
-        "ruff": ["ruff", "check", "annotated_nlp", "benchmarks", "tests", "tools", "setup.py"],
-        "pytest": [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--durations=5"],
-    }
-    # Two chapters, or two files of tests, run side by side: more threads would only get in each other's way.
+def _file(name: str) -> str:
+    "A file of tests, in whatever folder of them."
+    (path,) = (ROOT / "tests").rglob(f"{name}.py")
+    return str(path)
+
+
+def _run(groups: list[dict[str, list[str]]]) -> int:
+    """Run the steps of each group side by side, the groups one after the other; give the number of those that failed.
+
+    Every step is run even after a failure, so that one run shows all that is wrong. The first of a group says at once
+    what it does, the others when they are done.
+    """
+    # Pages and files of tests run side by side: more threads would only get in each other's way.
     env = {**os.environ, "OMP_NUM_THREADS": "1",
            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    failed, times = [], {}
-    for name, command in steps.items():
-        print(f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}", flush=True)
+    title = lambda name, command: f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}"
+
+    def step(name: str, command: list[str], aloud: bool) -> tuple[str, int, float]:
+        if aloud:
+            print(title(name, command), flush=True)
         started = time.perf_counter()
-        if subprocess.run(command, cwd=ROOT, env=env).returncode:
-            failed.append(name)
-        times[name] = time.perf_counter() - started
-    print("\n" + "\n".join(f"{name:>9} {seconds:5.0f} s  {'FAILED' if name in failed else 'ok'}"
-                           for name, seconds in times.items()))
-    return len(failed)
+        quiet = {} if aloud else dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=ROOT, env=env, **quiet)
+        if not aloud:
+            print(title(name, command), done.stdout.decode(errors="replace"), sep="\n", flush=True)
+        return name, done.returncode, time.perf_counter() - started
+
+    ended = []
+    for group in groups:
+        with ThreadPoolExecutor(len(group)) as pool:
+            ended += [*pool.map(lambda item: step(*item[1], aloud=item[0] == 0), enumerate(group.items()))]
+    print()
+    for name, status, seconds in ended:
+        print(f"{name:>9} {seconds:5.0f} s  {'FAILED' if status else 'ok'}")
+    return sum(status != 0 for _, status, _ in ended)
+
+
+RUFF = ["ruff", "check", "annotated_nlp", "benchmarks", "tests", "tools", "setup.py"]
+PYTEST = [sys.executable, "-m", "pytest", "-q"]
+WORKERS = str(min(os.cpu_count() or 2, 8))
+
+
+def test() -> int:
+    "Everything, the site beside the pages, since the tests open it; give the number of failed steps."
+    # A file's tests share what they set up. The order of the files is that of tests/conftest.py: the longest first.
+    files = ["-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
+    return _run([{"chapters": [sys.executable, "-m", "tools.away", "--workers", WORKERS],
+                  "site": [sys.executable, "-m", "tools.site", "build"], "ruff": RUFF},
+                 {"pytest": [*PYTEST, *files, "--durations=5"]}])
+
+
+def quick(*names: str) -> int:
+    "What a change breaks most often: parity, the wheel's imports, a chapter; give the number of failed steps."
+    return _run([{"parity": [*PYTEST, "-n", WORKERS, "--dist", "worksteal", _file("test_parity")],
+                  "wheel": [*PYTEST, _file("test_wheel")], "ruff": RUFF,
+                  "chapter": [sys.executable, "-m", "tools.away", *(names or ["04_decoding"])]}])
 
 
 if __name__ == "__main__":
-    actions = {"sync": sync, "mend": mend, "test": test}
-    if len(sys.argv) != 2 or sys.argv[1] not in actions:
-        sys.exit(f"usage: python -m tools.check {'|'.join(actions)}")
-    sys.exit(actions[sys.argv[1]]())
+    actions = {"sync": sync, "mend": mend, "test": test, "quick": quick}
+    action, *names = sys.argv[1:] or [""]
+    if action not in actions or names and action != "quick":
+        sys.exit("usage: python -m tools.check sync|mend|test, or quick [CHAPTER ...]")
+    sys.exit(actions[action](*names))

@@ -1,0 +1,117 @@
+"""Run pages, each in a process of its own: `python -P pages.py FOLDER [--workers 2]`, as `tools.away` calls it.
+
+It needs nothing of the repository, so that the Python that has the wheel can run it. On Linux the processes are forked
+from one that has imported PyTorch and the rest and computed nothing; elsewhere each begins anew.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing import connection
+from pathlib import Path
+
+from nbdev.config import get_config
+from nbdev.test import test_nb
+
+FORKS = sys.platform == "linux"  # macOS's own libraries may not be used in a forked process; Windows has no fork
+HEAVY = ("torch._dynamo", "torch.testing", "torch.utils.flop_counter", "transformers.modeling_utils", "accelerate",
+         "transformers.generation.utils", "tokenizers", "jaxtyping", "einops", "matplotlib.pyplot", "pandas", "sympy",
+         "matplotlib_inline.backend_inline", "scipy.stats", "sacrebleu", "sklearn.linear_model", "sklearn.naive_bayes",
+         "sklearn.feature_extraction.text", "sklearn.pipeline")
+
+
+def warm() -> None:
+    "Import what most pages import. What is missing is the pages' affair."
+    for name in HEAVY:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass
+
+
+def cpu() -> float:
+    "Seconds that this process and those that it waited for have computed."
+    return sum(os.times()[:4])
+
+
+def one(page: Path, said: Path, report: Path, skip: list[str], path: Path) -> None:
+    "In a process of its own: run a page as nbdev_test does, print into `said`, and write `report` at the end of it."
+    with said.open("w", encoding="utf-8") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+        before = cpu()
+        try:
+            passed = test_nb(page, skip_flags=skip, basepath=path)[0]
+        except BaseException:  # what leaves test_nb, such as a page that can't be read, is a failure to tell of
+            traceback.print_exc()
+            passed = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        report.write_text(json.dumps([passed, cpu() - before]), encoding="utf-8")
+
+
+def finished(process, said: Path, report: Path) -> tuple[bool, float, str]:
+    "Whether a page passed, the seconds that it computed, what it printed. If its process ended first, it has failed."
+    text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+    if report.exists():
+        return *json.loads(report.read_text(encoding="utf-8")), text
+    return False, 0.0, f"{text}The process ended before the page did, with exit code {process.exitcode}.\n"
+
+
+def run(pages: list[Path], folder: Path, workers: int) -> list[str]:
+    """Run the pages, `workers` at a time in the order given; print what those that fail say, and the ten slowest.
+
+    Gives the names of those that failed.
+    """
+    # One thread starts them all: a fork beside a thread that holds a lock would hold it for ever.
+    start = multiprocessing.get_context("fork" if FORKS else "spawn").Process
+    config = get_config()
+    skip, waiting, running, failed, times = config.tst_flags.split(), list(pages), {}, [], {}
+    with tempfile.TemporaryDirectory() as scratch:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                page, number = waiting.pop(0), len(waiting)
+                name = page.parent.relative_to(folder).as_posix()
+                files = Path(scratch) / f"{number}.txt", Path(scratch) / f"{number}.json"
+                process = start(target=one, args=(page.resolve(), *files, skip, config.config_path))
+                process.start()
+                running[process.sentinel] = name, process, files, time.perf_counter()
+            for sentinel in connection.wait(list(running)):
+                name, process, files, started = running.pop(sentinel)
+                process.join()
+                passed, computed, text = finished(process, *files)
+                times[name] = time.perf_counter() - started
+                verdict = "passed" if passed else "FAILED"
+                print(f"{verdict} {name}: {times[name]:.1f} s, computing {computed:.1f} s", flush=True)
+                if not passed:
+                    failed.append(name)
+                    print(text, file=sys.stderr, flush=True)
+    slowest = sorted(times.items(), key=lambda item: -item[1])[:10]
+    print("The slowest:", *(f"{seconds:6.1f} s  {name}" for name, seconds in slowest), sep="\n", flush=True)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="each page stands in a folder of its name, somewhere in it")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    # The largest first, which take longest, as a rule: so both workers end at about the same time.
+    pages = sorted(args.folder.rglob("*.ipynb"), key=lambda page: -page.stat().st_size)
+    if FORKS and len(pages) > args.workers:
+        warm()
+    failed = run(pages, args.folder, args.workers)
+    print(f"{len(pages) - len(failed)} of {len(pages)} pages passed", flush=True)
+    if failed:
+        print("These failed:", *failed, sep="\n  ", file=sys.stderr)
+    return 1 if failed or not pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
