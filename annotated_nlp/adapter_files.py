@@ -24,14 +24,21 @@ from .checkpoints import read_json
 # %% ../nbs/adapter_files.ipynb #02c1ad37
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _BEFORE = "base_model.model."  # begins every name in peft's files
+# what peft notes beside the numbers; any other option that is set makes the same tensors mean something else
+_HARMLESS = (
+    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode r target_modules "
+    "exclude_modules lora_alpha lora_dropout use_rslora bias modules_to_save init_lora_weights layers_to_transform "
+    "layers_pattern rank_pattern alpha_pattern megatron_core qalora_group_size eva_config"
+).split()
 
 
 def save_adapter(model: nn.Module, folder: str | PathLike) -> None:
     """Write what was trained, LoRA and parameters that were kept, and nothing of the trunk: a file that peft reads.
 
     Parts of a fused projection become one LoRA of the whole, with zeros at the other parts. The file also
-    notes the sums of the trunk's matrices, by which `load_adapter` knows it again. Raises ValueError if the model has no
-    LoRA, OSError for a folder that can't be written.
+    notes the sums of the trunk's matrices, by which `load_adapter` knows it again. Of a module of which something was
+    kept, the file has all, as peft reads no less. Raises ValueError if the model has no LoRA, and if it keeps a part of a
+    layer that has one, OSError for a folder that can't be written.
     """
     checks.writable(folder=folder)
     found, tensors = adapting.loras(model), {}
@@ -46,6 +53,19 @@ def save_adapter(model: nn.Module, folder: str | PathLike) -> None:
         for name, p in adapting.trainable(model).items()
         if ".lora_" not in f".{name}"
     }
+    modules = sorted({name.rpartition(".")[0] for name in kept})
+    for name in modules:
+        layers = [x for x in found if not name or f"{x}.".startswith(f"{name}.")]
+        checks.require(
+            not layers,
+            f"{name or 'the model'} is kept in part and holds the LoRA of {layers[:1]}, which peft's files can't say: "
+            "choose other targets, or keep a whole module beside them",
+        )
+    whole = {
+        f"{name}.{x}": p
+        for name in modules
+        for x, p in model.get_submodule(name).named_parameters()
+    }
     first = next(iter(found.values()))
     ranks = {name: x.rank * len(x.parts) for name, x in found.items()}
     config = dict(
@@ -55,7 +75,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike) -> None:
         target_modules=sorted(found),
         rank_pattern=ranks,
         alpha_pattern={name: r * first.scale for name, r in ranks.items()},
-        modules_to_save=sorted({name.rpartition(".")[0] for name in kept}) or None,
+        modules_to_save=modules or None,
         bias="none",
         inference_mode=True,
     )
@@ -65,8 +85,9 @@ def save_adapter(model: nn.Module, folder: str | PathLike) -> None:
             name: model.get_submodule(name).weight.detach().double().sum().item()
             for name in found
         },
+        kept=[*kept],
     )
-    tensors = {_BEFORE + x: t.detach().contiguous() for x, t in (tensors | kept).items()}
+    tensors = {_BEFORE + x: t.detach().contiguous() for x, t in (tensors | whole).items()}
     notes = {key: json.dumps(note) for key, note in notes.items()}
     save_file(tensors, Path(folder) / ADAPTER, {"format": "pt"} | notes)
     (Path(folder) / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
@@ -85,18 +106,31 @@ def load_adapter(model: nn.Module, folder: str | PathLike) -> nn.Module:
         peft_type="LORA",
         bias="none",
         use_dora=False,
-        use_rslora=False,
         fan_in_fan_out=False,
         lora_bias=False,
     )
     for option, value in plain.items():
         checks.one_of([value], **{option: config.get(option, value)})
+    start = config.get("init_lora_weights")
+    checks.require(
+        start in (None, True, False, "gaussian", "eva", "orthogonal"),
+        f"init_lora_weights={checks.shown(start)} in {folder / ADAPTER_CONFIG}: this start changes the trunk, so the file "
+        "doesn't fit the one that it was trained from; make it plain LoRA by peft's "
+        "save_pretrained(folder, path_initial_model_for_weight_conversion=...), or merge it there",
+    )
+    for option in config.keys() - {*_HARMLESS, *plain}:
+        checks.require(
+            not config[option],
+            f"{option}={checks.shown(config[option])} in {folder / ADAPTER_CONFIG}: this is more than LoRA as in "
+            "adapting.lora; give its model after peft's merge_and_unload",
+        )
     with safe_open(folder / ADAPTER, "pt") as file:
         notes = file.metadata() or {}
         tensors = {
             name.removeprefix(_BEFORE): file.get_tensor(name) for name in file.keys()
         }
     parts, sums = (json.loads(notes.get(key, "{}")) for key in ("parts", "sums"))
+    kept = json.loads(notes.get("kept", "null"))
     names = [
         name.removesuffix(".lora_A.weight")
         for name in tensors
@@ -109,7 +143,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike) -> nn.Module:
     changes = {}
     for name, (a, b) in pairs.items():
         n, chosen = parts.get(name, (1, [0]))
-        scale = _alpha(config, name) / len(a)
+        scale = _alpha(config, name) / len(a) ** (0.5 if config.get("use_rslora") else 1)
         matrix = adapting.Matrix(model.get_submodule(name), n, tuple(chosen))
         rank = len(a) // len(chosen)
         changes[name] = x = adapting.LoRA(matrix, rank, scale * rank)
@@ -117,7 +151,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike) -> nn.Module:
         blocks = blocks[tuple(chosen), :, tuple(range(len(chosen)))]
         x.lora_A.data.copy_(rearrange(a, "(p r) i -> p r i", r=rank))
         x.lora_B.data.copy_(blocks)
-    adapting.freeze(model, [*tensors])
+    adapting.freeze(model, [*tensors] if kept is None else kept)
     model.load_state_dict(tensors, strict=False)
     return adapting.attach(model, changes)
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from hashlib import blake2b
@@ -60,10 +60,19 @@ def find_folder(
     isn't there, NotADirectoryError for a file, ConnectionError when the hub can't be reached.
     """
     wanted = list(wanted)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    if not isinstance(name, (str, os.PathLike)) or isinstance(os.fspath(name), bytes):
+        raise TypeError(
+            f"name={shown(name)} must be a str or a Path: a folder's, or a model's name on the hub"
+        )
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+        file = folder.exists()
+    except (OSError, RuntimeError) as error:
+        # longer than any file's name, closed to us, in the home of nobody
+        raise FileNotFoundError(f"no folder {shown(str(name))} here: {error!s:.200}") from None
+    if file:
         raise NotADirectoryError(
             f"{folder} is a file: give the folder that holds {wanted[0]} and {wanted[1]}"
         )
@@ -108,8 +117,8 @@ def read_json(path: Path) -> dict:
         raise FileNotFoundError(
             f"{path.parent} has no {path.name}: it holds no model, or saving one was interrupted"
         ) from None
-    except (ValueError, RecursionError) as what:
-        error = what  # of JSON and UTF-8; nested without end
+    except (OSError, ValueError, RecursionError) as what:
+        error = what  # a folder of that name; of JSON and UTF-8; nested without end
     raise ValueError(f"{path} is damaged, fetch or save it again: {_few([str(error)])}")
 
 
@@ -178,7 +187,36 @@ def _few(names: Iterable[str]) -> str:
 
 # %% ../nbs/checkpoints.ipynb #273f7f1d
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    "What is saved of a model; a tensor that several modules share is there once."
+    """What is saved of a model; a tensor that several modules share is there once.
+
+    Raises ValueError where it isn't what its configuration makes, which no file could say.
+    """
+    held = _held(model)
+    try:
+        with torch.device("meta"):
+            made = _held(type(model)(model.config))
+    except TypeError:
+        return held  # a class that asks for more than its configuration
+    own = tuple(f"{option}." for option in _options(type(model)))
+    extra = [name for name in held if name not in made and not name.startswith(own)]
+    kind = type(model).layouts[0].architecture
+    if extra:
+        raise ValueError(
+            f"{kind} has no name for the tensor {_few(extra[:1])}: merge or release first what was put on the "
+            "model (adapting.merge, adapting.detach, compact.release), or keep it with adapter_files.save_adapter, "
+            "compressed_files.save_compressed or training.save_checkpoint"
+        )
+    for name, x in held.items():
+        if name in made and x.shape != made[name].shape:
+            raise ValueError(
+                f"{kind}: {name} is {tuple(x.shape)}, not {tuple(made[name].shape)} as in the configuration, so the "
+                "file couldn't be read: save the model whole and cut it again once it is read (remove_heads), or keep "
+                "it with training.save_checkpoint"
+            )
+    return held
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     return {name: tensor for name, tensor in model.state_dict().items() if name in once}
 
@@ -197,7 +235,7 @@ def _sources(
     """
     kind, found = type(model).__name__, {layout.plain(name): name for name in files}
     twice = [name for name in files if found[layout.plain(name)] != name]
-    state = _tensors(model)
+    state = _held(model)
     own = layout.rename(state)
     for second, first in layout.tied.items():
         if second in own:  # we hold both, a file may have one for both
@@ -235,16 +273,80 @@ def _sources(
                 misshapen.append(f"{source} is {dtype} {there}, not {shape}")
     parts = {name.partition(".")[0] for name in missing} & _options(type(model))
     without = "".join(f", or left out by {part}=False" for part in sorted(parts))
+    fresh = _whole_modules(layout, state, set(missing)) or "[...]"
     complaints = {
-        f"lacks {{}} (modules that shall start at random are named by fresh=[...]{without})": missing,
+        f"lacks {{}} (modules that shall start at random are named by fresh={fresh}{without})": missing,
         "has tensors twice, under an old and a new name: {}": twice,
         f"has tensors that {kind} has no place for: {{}}": foreign,
         "has tensors of other shapes or types than its configuration says: {}": misshapen,
     }
     said = [text.format(_few(names)) for text, names in complaints.items() if names]
     if said:
-        raise ValueError(f"{folder} {'; it '.join(said)}")
+        error = _Unfit(f"{folder} {'; it '.join(said)}")
+        error.sizes = [
+            (wanted[name].shape, files[source].get_slice(source).get_shape())
+            for name, source in sources.items()
+            if source is not None
+        ]
+        raise error
     return sources
+
+
+class _Unfit(ValueError):
+    "Tensors that aren't the configuration's; `sizes` are the shapes of those that have its names, ours and theirs."
+
+
+def _whole_modules(layout: Layout, state: Mapping[str, Tensor], missing: set[str]) -> list[str]:
+    "The largest of our modules of which nothing is there, if they are all that is missing."
+    gone = {name for name in state if missing >= {*layout.place(name).names}}
+    modules = set()
+    for name in gone:
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            module = ".".join(parts[:i])
+            if all(x in gone for x in state if x.startswith(module + ".")):
+                modules.add(module)
+                break
+        else:
+            return []
+    return sorted(modules)
+
+
+def _contradicted(
+    folder: Path,
+    layout: Layout,
+    config: Any,
+    fits: Callable[[Any], None],
+    sizes: Iterable[tuple],
+    names: Iterable[str],
+) -> str:
+    """The settings that contradict the tensors: those with other values of which all would fit, or nothing.
+
+    `fits` raises for a configuration of which they don't. Tried: for a setting whose value is the length of an axis,
+    the length in the file; for a number of layers, how many are there.
+    """
+    ours = {
+        name: x for name in layout.settings if type(x := getattr(config, name, None)) is int
+    }
+    layers = {int(i) for name in names for i in re.findall(r"\.(\d+)\.", f".{name}")}
+    other = {(name, max(layers) + 1) for name in ours if name.endswith("layers") and layers}
+    for wanted, there in sizes:
+        for one, two in zip(wanted, there):
+            other |= {(name, two) for name, x in ours.items() if x == one != two}
+    other = sorted((name, x) for name, x in other if ours[name] != x)
+    for changes in ([[one] for one in other] + [other])[-20:]:
+        if len(dict(changes)) < len(changes):
+            continue
+        try:
+            fits(replace(config, **dict(changes)))
+        except (RuntimeError, ValueError):
+            continue
+        said = (
+            f"{name}={x} instead of {ours[name]} ({layout.settings[name]} in {CONFIG})"
+            for name, x in changes
+        )
+        return f"; all would fit with {' and '.join(said)}"
+    return ""
 
 # %% ../nbs/checkpoints.ipynb #60f06bf7
 @torch.no_grad()
@@ -333,9 +435,9 @@ def _loaded(
     options = _options(kind)
     own = {name: value for name, value in changes.items() if name in options}
     changes = {name: value for name, value in changes.items() if name not in own}
-    make = partial(kind, layout.read_config(theirs, **changes), **own)
-    with torch.device("meta"):
-        model = make().to(dtype)
+    config = layout.read_config(theirs, **changes)
+    make = partial(kind, config, **own)
+    model = _empty(make, folder).to(dtype)
     for part in fresh:
         if part not in dict(model.named_modules()) or not part:
             parts = _few(name for name, _ in model.named_children())
@@ -345,13 +447,40 @@ def _loaded(
     with ExitStack() as stack:
         files = _open(folder, _class_named(theirs) or layout.architecture, stack)
         _check_fingerprint(folder, layout, theirs, files)
-        sources = _sources(folder, layout, model, fresh, files)
+        there = {layout.plain(name) for name in files}
+        for part in options - own.keys() - {one.partition(".")[0] for one in fresh}:
+            names = layout.rename({x: t for x, t in _held(model).items() if x.startswith(f"{part}.")})
+            if names and there.isdisjoint(map(layout.plain, names)):
+                make = partial(make, **{part: False})  # a file without it: so is the model
+                model = _empty(make, folder).to(dtype)
+        try:
+            sources = _sources(folder, layout, model, fresh, files)
+        except _Unfit as error:
+            fits = lambda other: _sources(
+                folder, layout, _empty(partial(kind, other, **make.keywords), folder), fresh, files
+            )
+            more = _contradicted(folder, layout, config, fits, error.sizes, there)
+            raise ValueError(f"{error}{more}") from None
         model.to_empty(device=device)
         _compute(model, make)
         for part in fresh:
             model.initialise(model.get_submodule(part))
-        _copy(layout.rename(_tensors(model)), sources, files)
+        _copy(layout.rename(_held(model)), sources, files)
+    # it is saved with what the file says beside the settings, and as what it was read
+    kept = [x.keeping(theirs) for x in layouts_of(kind)]
+    model.layouts = tuple(sorted(kept, key=lambda x: x.model_type != model_type))
     return model.eval()
+
+
+def _empty(make: Callable[[], nn.Module], folder: Path) -> nn.Module:
+    "The model without memory for its values."
+    try:
+        with torch.device("meta"):
+            return make()
+    except (RuntimeError, OverflowError) as error:
+        raise ValueError(
+            f"{folder / CONFIG} asks for a model larger than any memory, fetch or save it again: {error!s:.200}"
+        ) from None
 
 # %% ../nbs/checkpoints.ipynb #1521fed8
 def from_pretrained(
@@ -417,7 +546,7 @@ def _writable(model: nn.Module) -> tuple[Layout, dict]:
     "The first layout that can say what this model is."
     _check_layouts(type(model))
     refusals = []
-    for layout in layouts_of(type(model)):
+    for layout in vars(model).get("layouts") or layouts_of(type(model)):
         try:
             return layout, layout.write_config(model.config)
         except ValueError as error:

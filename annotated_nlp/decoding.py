@@ -329,13 +329,14 @@ def generate(
 
     Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis of
     `beam_search`; otherwise tokens are drawn as by `sample`. `mask` is True at the real tokens
-    of `prompt`. A row ends with `stop_id`, the model's eos_id if not given, and is then filled with
-    `pad_id`: the model's, or `stop_id` if it has none. Dropout is off. Raises ValueError for a
+    of `prompt`. A row ends with `stop_id`, the model's eos_id if not given, with
+    none if it is -1, and is then filled with `pad_id`: the model's, or `stop_id` if it has none. Dropout is off. Raises ValueError for a
     beam, a cut or a `generator` that the temperature leaves without effect, and as they do.
     """
     checks.integers(max_new_tokens=max_new_tokens, beam=beam)
     checks.writing_rules(temperature, beam, length_penalty, top_k, top_p, generator)
     stop_id = getattr(model.config, "eos_id", None) if stop_id is None else stop_id
+    stop_id = None if stop_id == -1 else stop_id
     pad_id = getattr(model.config, "pad_id", stop_id or 0) if pad_id is None else pad_id
     rules = dict(max_new_tokens=max_new_tokens, stop_id=stop_id, pad_id=pad_id)
     with evaluating(model):

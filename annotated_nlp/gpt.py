@@ -45,8 +45,8 @@ class GPTConfig(BlockConfig):
     """A decoder without cross-attention; sizes not given are those of the smallest GPT-2.
 
     `d_ff` is 4 d_model if not given. With `prefix_lm` the tokens of a prefix see each other in both
-    directions. `n_classes` is for `GPTForSequenceClassification`. Raises ValueError for settings that
-    don't fit.
+    directions. `n_classes` is for `GPTForSequenceClassification`; `eos_id` ends a text that `generate` writes.
+    Raises ValueError for settings that don't fit.
     """
 
     vocab_size: int = 50_257
@@ -59,6 +59,7 @@ class GPTConfig(BlockConfig):
     activation: str = "gelu_tanh"
     prefix_lm: bool = False
     n_classes: int = 2
+    eos_id: int | None = None
 
     def __post_init__(self):
         checks.sizes(self, "d_model")
@@ -67,6 +68,8 @@ class GPTConfig(BlockConfig):
         super().__post_init__()
         checks.sizes(self, "vocab_size max_len n_layers n_classes")
         checks.flags(prefix_lm=self.prefix_lm)
+        if self.eos_id is not None:
+            checks.tokens(self.vocab_size, eos_id=self.eos_id)
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":

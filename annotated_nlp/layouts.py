@@ -17,6 +17,11 @@ from .checks import shown
 
 # %% ../nbs/layouts.ipynb #0ff9bb51
 CONFIG = "config.json"
+# What no model here computes with, but others do: a file is written with what it was read with.
+_KEPT = (
+    "id2label label2id problem_type classifier_dropout classifier_dropout_prob cls_dropout pad_token_id bos_token_id "
+    "eos_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id"
+).split()
 
 # %% ../nbs/layouts.ipynb #a0c5154e
 class Place(NamedTuple):
@@ -43,7 +48,7 @@ class Layout:
     `{query,key,value}` for tensors that we hold below each other, `^T` for matrices stored turned.
     Names may lack `base`, as in a file of the bare trunk, or have it in addition. `tied` are their
     second names of one tensor (where ours has two, a file may hold one for both), `ignored` (with `*`)
-    what our model has no use for.
+    what our model has no use for. `free` are settings that can be changed in a file without harm to the weights.
 
     Without `settings` and `names` a file says everything as we do: the layout of a model that
     nobody else has.
@@ -61,6 +66,7 @@ class Layout:
     writes: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    free: tuple[str, ...] = ("dropout",)
 
     def place(self, name: str) -> Place:
         """Where our tensor `name` stands in their file.
@@ -94,7 +100,8 @@ class Layout:
         return theirs
 
     def plain(self, theirs: str) -> str:
-        """Their name without `base`, with today's words for a norm's gain and shift."""
+        """Their name without `base` and PyTorch's wrappers, with today's words for a norm's gain and shift."""
+        theirs = re.sub(r"^(module\.)+", "", theirs.replace("_orig_mod.", ""))
         theirs = re.sub(r"Norm\.gamma$", "Norm.weight", theirs.removeprefix(self.base))
         return re.sub(r"Norm\.beta$", "Norm.bias", theirs)
 
@@ -103,6 +110,16 @@ class Layout:
         return replace(
             self, config=config, settings=self.settings or {x: x for x in _kinds(config)}
         )
+
+    def keeping(self, theirs: Mapping[str, Any]) -> "Layout":
+        """This layout, which also writes the names of classes and the ids of tokens that a file of its type has."""
+        if theirs.get("model_type") != self.model_type or not self.names:
+            return self
+        options = set(self.expects)
+        for names in self.settings.values():
+            options.update((names,) if isinstance(names, str) else names)
+        kept = {x: theirs[x] for x in _KEPT if x in theirs and x not in options}
+        return replace(self, writes={**self.writes, **kept})
 
     def options(self, theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """For each of our settings what theirs says, option by option.
@@ -116,9 +133,9 @@ class Layout:
         return said
 
     def meaning(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """The options without which weights mean nothing: all that are settings, but for dropout."""
+        """The options without which weights mean nothing: all that are settings, but for `free`."""
         said = self.options(theirs)
-        return {x: said[name][x] for name in said if name != "dropout" for x in said[name]}
+        return {x: said[name][x] for name in said if name not in self.free for x in said[name]}
 
     def refusal(self, theirs: Mapping[str, Any]) -> str:
         """What in their configuration our model can't do or doesn't know.
@@ -142,13 +159,9 @@ class Layout:
         """
         if refusal := self.refusal(theirs):
             raise ValueError(refusal)
-        ours, kinds, labels = (
-            dict(self.defaults),
-            _kinds(self.config),
-            theirs.get("id2label"),
-        )
-        if labels and isinstance(labels, dict) and "n_classes" in kinds:
-            ours["n_classes"] = len(labels)
+        ours, kinds = dict(self.defaults), _kinds(self.config)
+        if "n_classes" in kinds and (n := _n_classes(theirs)) is not None:
+            ours["n_classes"] = n
         for setting, given in self.options(theirs).items():
             if not given or setting in changes:
                 continue
@@ -167,7 +180,16 @@ class Layout:
         )
         if missing := [name for name in needed if name not in ours]:
             raise ValueError(f"{CONFIG} lacks {', '.join(missing)}: fetch or save it again")
-        return self.config(**ours)
+        end, size = ours.get("eos_id"), ours.get("vocab_size", 0)
+        if "eos_id" not in changes and None not in (end, size) and end >= size > 0:
+            if next(x.default for x in fields(self.config) if x.name == "eos_id") is None:
+                del ours["eos_id"]  # their default in a small vocabulary, which ends nothing
+        try:
+            return self.config(**ours)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; from_pretrained takes another value than {CONFIG}'s by the setting's name"
+            ) from None
 
     def _ours(self, setting: str, option: str, value: Any, kinds: tuple[type, ...]) -> Any:
         if setting in self.values:
@@ -183,9 +205,14 @@ class Layout:
             )
         if type(value) is int and float in kinds:
             return float(value)
+        match value:
+            case [int(height), int(width)] if height == width and option in _SQUARE:
+                return height
         if type(value) not in kinds:
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{option}={shown(value)} in {CONFIG} is no {wanted}")
+            raise ValueError(
+                f"{option}={shown(value)} in {CONFIG} is no {wanted}: pass {setting}=..."
+            )
         return value
 
     def write_config(self, config: Any) -> dict[str, Any]:
@@ -199,7 +226,10 @@ class Layout:
             theirs |= dict.fromkeys(
                 (options,) if isinstance(options, str) else options, value
             )
-        if hasattr(config, "n_classes") and "n_classes" not in self.settings:
+        named = "n_classes" in self.settings or _n_classes(theirs) == getattr(
+            config, "n_classes", None
+        )
+        if hasattr(config, "n_classes") and not named:
             theirs["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.n_classes)}
             theirs["label2id"] = {label: int(i) for i, label in theirs["id2label"].items()}
         ours, back = asdict(config), asdict(self.read_config(theirs))
@@ -207,6 +237,15 @@ class Layout:
         if lost:
             raise ValueError(f"{self.architecture} has no {', '.join(lost)}")
         return theirs
+
+
+_SQUARE = ("image_size", "patch_size")
+
+
+def _n_classes(theirs: Mapping[str, Any]) -> int | None:
+    "By the names of the classes, or as a file without them says it."
+    labels = theirs.get("id2label")
+    return len(labels) if labels and isinstance(labels, dict) else theirs.get("num_labels")
 
 
 def _kinds(config: type) -> dict[str, tuple[type, ...]]:
@@ -223,10 +262,26 @@ class JointLayout(Layout):
     """A model of several, each of them under a layout of its own.
 
     `parts` has them by the name of our setting, which is the name of their option and begins the names of
-    tensors. A change of a setting that several parts have, as of `dropout`, is for each of them.
+    tensors. A change of a setting that several parts have, as of `dropout`, is for each of them. `inherits` has,
+    by setting, another option's name and a part: the whole is asked for it, then the part.
     """
 
     parts: Mapping[str, Layout] = field(default_factory=dict)
+    inherits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def keeping(self, theirs: Mapping[str, Any]) -> "JointLayout":
+        """This layout, which also writes the names of classes and the ids of tokens that a file and its parts have."""
+        parts = {part: layout.keeping(theirs[part]) for part, layout in self.parts.items()}
+        return replace(super().keeping(theirs), parts=parts)
+
+    def options(self, theirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """For each of our settings what theirs says; where it says nothing, what it or a part says otherwise."""
+        said = super().options(theirs)
+        for setting, (option, part) in self.inherits.items():
+            for where in (theirs, theirs[part]):
+                if not said[setting] and where.get(option) is not None:
+                    said[setting] = {option: where[option]}
+        return said
 
     def of(self, config: type) -> "JointLayout":
         """This layout for a model with such configurations."""
@@ -276,7 +331,8 @@ class JointLayout(Layout):
 
 # %% ../nbs/layouts.ipynb #cdde8d51
 _TANH = {"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh")}
-_GELU = {"gelu": ("gelu",)} | _TANH | {"relu": ("relu",)}
+_GELU = {"gelu": ("gelu", "gelu_python")} | _TANH
+_GELU |= {"relu": ("relu",), "silu": ("silu", "swish")}
 _ENCODER = {
     "d_model": "hidden_size",
     "n_heads": "num_attention_heads",
@@ -342,8 +398,8 @@ _BERT = Layout(
         "is_decoder": False,
         "add_cross_attention": False,
         "tie_word_embeddings": True,
-        "classifier_dropout": None,
     },
+    writes={"classifier_dropout": None},  # the classifier has the dropout of all
     ignored=(
         "embeddings.position_ids",
         "pooler.*",
@@ -731,6 +787,7 @@ _GPT_SETTINGS = {
     "n_heads": "n_head",
     "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "eps": "layer_norm_epsilon",
+    "eos_id": "eos_token_id",
 }
 _GPT2 = Layout(
     "GPT2Model",
@@ -750,10 +807,8 @@ _GPT2 = Layout(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    writes={
-        "bos_token_id": None,
-        "eos_token_id": None,
-    },  # the tokenizer knows which ends a text
+    writes={"bos_token_id": None},
+    free=("dropout", "eos_id"),
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # causal masks, kept by old versions
 )
 _GPT1 = replace(
@@ -922,6 +977,11 @@ _CAPTIONER = JointLayout(
         "bos_id": "decoder_start_token_id",
         "eos_id": "eos_token_id",
         "pad_id": "pad_token_id",
+    },
+    inherits={
+        "bos_id": ("bos_token_id", "decoder"),
+        "eos_id": ("eos_token_id", "decoder"),
+        "pad_id": ("pad_token_id", "decoder"),
     },
     names=_below("encoder.", "encoder.", _VIT.names)
     | _below("decoder.", "decoder.transformer.", _READING_GPT2.names)

@@ -272,7 +272,7 @@ def changed(folder, **options):
     return load_adapter(bert(), folder)
 
 
-@pytest.mark.parametrize("options", [dict(peft_type="IA3"), dict(use_dora=True), dict(use_rslora=True), dict(bias="all")])
+@pytest.mark.parametrize("options", [dict(peft_type="IA3"), dict(use_dora=True), dict(init_lora_weights="pissa"), dict(init_lora_weights="olora"), dict(layer_replication=[[0, 1]]), dict(bias="all")])
 def test_other_kinds_are_refused(options, tmp_path, unchecked):
     with pytest.raises(ValueError, match=says(*options)):
         changed(tmp_path, **options)

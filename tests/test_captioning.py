@@ -182,7 +182,7 @@ def test_made_here(tmp_path):
 
 
 @pytest.mark.parametrize("part, option, value", [
-    ("encoder", "qkv_bias", False), ("encoder", "hidden_act", "silu"), ("encoder", "model_type", "deit"),
+    ("encoder", "qkv_bias", False), ("encoder", "hidden_act", "mish"), ("encoder", "model_type", "deit"),
     ("decoder", "add_cross_attention", False), ("decoder", "model_type", "bert"), ("decoder", "scale_attn_by_inverse_layer_idx", True),
     (None, "is_encoder_decoder", False), (None, "decoder_start_token_id", "two"), (None, "decoder", None),
 ])

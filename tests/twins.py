@@ -230,7 +230,7 @@ GPTS = [
         "medium": Size(GPTConfig.gpt2("medium"), dict(n_embd=1024, n_layer=24, n_head=16), 354_823_168, 355e6),
         "large": Size(GPTConfig.gpt2("large"), dict(n_embd=1280, n_layer=36, n_head=20), 774_030_080, 774e6),
         "xl": Size(GPTConfig.gpt2("xl"), dict(n_embd=1600, n_layer=48, n_head=25), 1_557_611_200, 1558e6),
-    }, undoable=(("activation_function", "silu"), ("scale_attn_weights", False), ("scale_attn_by_inverse_layer_idx", True), ("tie_word_embeddings", False), ("add_cross_attention", True))),
+    }, undoable=(("activation_function", "mish"), ("scale_attn_weights", False), ("scale_attn_by_inverse_layer_idx", True), ("tie_word_embeddings", False), ("add_cross_attention", True))),
     gpt(name="gpt1", theirs=transformers.OpenAIGPTLMHeadModel, small=GPT_SMALL | dict(norm_first=False), prepare=spread_places(2), odd={
         "gpt1": dict(n_embd=32, n_head=4, n_layer=2),
         "gpt1 with relu": dict(n_embd=30, n_head=5, n_layer=1, afn="relu", layer_norm_epsilon=1e-3),
@@ -336,7 +336,7 @@ TEXTS, TAGS, SPANS = (classes, of_texts), (tags, of_pieces), (spans, of_spans)
 ENCODER_KEPT = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size", "layer_norm_eps",
                 "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "tie_word_embeddings")
 ENCODER_UNSAYABLE = (dict(d_head=16), dict(norm="rms"), dict(gated=True), dict(bias=False), dict(scale=1.0), dict(norm_first=True))
-ENCODER_UNDOABLE = (("hidden_act", "silu"), ("position_embedding_type", "relative_key"), ("is_decoder", True), ("add_cross_attention", True), ("classifier_dropout", 0.3), ("tie_word_embeddings", False))
+ENCODER_UNDOABLE = (("hidden_act", "mish"), ("position_embedding_type", "relative_key"), ("is_decoder", True), ("add_cross_attention", True), ("tie_word_embeddings", False))
 
 
 def their_encoder_states(theirs, batch):
@@ -472,7 +472,7 @@ def albert_(name, head, **row):
     return encoder(bert_family, AlbertConfig, name, head, **dict(
         small=ENCODER_SMALL | dict(d_embedding=20), odd=ALBERT_ODD, sizes=sizes, kept=(*ENCODER_KEPT, "embedding_size"), wide=BERT_WIDE | dict(embedding_size=64),
         unsayable=(*ENCODER_UNSAYABLE, dict(shared=False)),
-        undoable=(("hidden_act", "silu"), ("position_embedding_type", "relative_key"), ("num_hidden_groups", 2), ("inner_group_num", 2), ("tie_word_embeddings", False)),
+        undoable=(("hidden_act", "mish"), ("position_embedding_type", "relative_key"), ("num_hidden_groups", 2), ("inner_group_num", 2), ("tie_word_embeddings", False)),
         bfloat16=40 / 256) | row)  # one block three times, and so its rounding: theirs is off as far
 
 
@@ -632,7 +632,7 @@ def vit_(ours, theirs):
         hidden=lambda model, batch: model.states(batch.inputs["images"], all_layers=True), their_hidden=their_vit_states,
         kept=("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps",
               "hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels", "model_type", "hidden_act", "qkv_bias"), synonyms={"gelu_new": "gelu_pytorch_tanh"},
-        unsayable=(*ENCODER_UNSAYABLE[:-1], dict(norm_first=False)), undoable=(("hidden_act", "silu"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 4])),
+        unsayable=(*ENCODER_UNSAYABLE[:-1], dict(norm_first=False)), undoable=(("hidden_act", "mish"), ("qkv_bias", False), ("image_size", [12, 24]), ("patch_size", [4, 2])),
         never=dict(image_size=13), disturbed=lambda name, p: p.ndim == 1 or "token" in name or "position" in name, wide=VIT_WIDE, other_start=("_token", "position_embeddings") if ours is DeiT else (),
         # a key's bias is lost in the softmax; a head over one class has one answer
         idle=lambda part, c: "key.bias" in part or c.num_labels == 1 and "classifier" in part,

@@ -163,7 +163,7 @@ def _unigram(folder: Path, said: Mapping[str, Any]) -> Tokenizer:
     if trainer.get(3, 1) != 1:
         raise ValueError("spiece.model isn't a unigram model")
     # a damaged number shall not fill the memory
-    if (extra := said.get("extra_ids", 0)) > len(pieces):
+    if (extra := said.get("extra_ids", 0)) > max(len(pieces), 1000):
         raise ValueError(f"extra_ids={extra} are more than its pieces")
     spans = [f"<extra_id_{i}>" for i in reversed(range(extra))]
     pieces += [(span, 0.0) for span in spans]
