@@ -71,7 +71,9 @@ def find_folder(
         file = folder.exists()
     except (OSError, RuntimeError) as error:
         # longer than any file's name, closed to us, in the home of nobody
-        raise FileNotFoundError(f"no folder {shown(str(name))} here: {error!s:.200}") from None
+        raise FileNotFoundError(
+            f"no folder {shown(str(name))} here: {error!s:.200}"
+        ) from None
     if file:
         raise NotADirectoryError(
             f"{folder} is a file: give the folder that holds {wanted[0]} and {wanted[1]}"
@@ -199,7 +201,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         return held  # a class that asks for more than its configuration
     own = tuple(f"{option}." for option in _options(type(model)))
     extra = [name for name in held if name not in made and not name.startswith(own)]
-    kind = type(model).layouts[0].architecture
+    kind = layouts_of(type(model))[0].architecture
     if extra:
         raise ValueError(
             f"{kind} has no name for the tensor {_few(extra[:1])}: merge or release first what was put on the "
@@ -296,7 +298,9 @@ class _Unfit(ValueError):
     "Tensors that aren't the configuration's; `sizes` are the shapes of those that have its names, ours and theirs."
 
 
-def _whole_modules(layout: Layout, state: Mapping[str, Tensor], missing: set[str]) -> list[str]:
+def _whole_modules(
+    layout: Layout, state: Mapping[str, Tensor], missing: set[str]
+) -> list[str]:
     "The largest of our modules of which nothing is there, if they are all that is missing."
     gone = {name for name in state if missing >= {*layout.place(name).names}}
     modules = set()
@@ -449,7 +453,9 @@ def _loaded(
         _check_fingerprint(folder, layout, theirs, files)
         there = {layout.plain(name) for name in files}
         for part in options - own.keys() - {one.partition(".")[0] for one in fresh}:
-            names = layout.rename({x: t for x, t in _held(model).items() if x.startswith(f"{part}.")})
+            names = layout.rename(
+                {x: t for x, t in _held(model).items() if x.startswith(f"{part}.")}
+            )
             if names and there.isdisjoint(map(layout.plain, names)):
                 make = partial(make, **{part: False})  # a file without it: so is the model
                 model = _empty(make, folder).to(dtype)
@@ -457,7 +463,11 @@ def _loaded(
             sources = _sources(folder, layout, model, fresh, files)
         except _Unfit as error:
             fits = lambda other: _sources(
-                folder, layout, _empty(partial(kind, other, **make.keywords), folder), fresh, files
+                folder,
+                layout,
+                _empty(partial(kind, other, **make.keywords), folder),
+                fresh,
+                files,
             )
             more = _contradicted(folder, layout, config, fits, error.sizes, there)
             raise ValueError(f"{error}{more}") from None
@@ -477,7 +487,9 @@ def _empty(make: Callable[[], nn.Module], folder: Path) -> nn.Module:
     try:
         with torch.device("meta"):
             return make()
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if isinstance(error, TypeError) and "Overflow" not in str(error):
+            raise
         raise ValueError(
             f"{folder / CONFIG} asks for a model larger than any memory, fetch or save it again: {error!s:.200}"
         ) from None

@@ -135,7 +135,9 @@ class Layout:
     def meaning(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         """The options without which weights mean nothing: all that are settings, but for `free`."""
         said = self.options(theirs)
-        return {x: said[name][x] for name in said if name not in self.free for x in said[name]}
+        return {
+            x: said[name][x] for name in said if name not in self.free for x in said[name]
+        }
 
     def refusal(self, theirs: Mapping[str, Any]) -> str:
         """What in their configuration our model can't do or doesn't know.
@@ -183,7 +185,9 @@ class Layout:
         end, size = ours.get("eos_id"), ours.get("vocab_size", 0)
         if "eos_id" not in changes and None not in (end, size) and end >= size > 0:
             if next(x.default for x in fields(self.config) if x.name == "eos_id") is None:
-                del ours["eos_id"]  # their default in a small vocabulary, which ends nothing
+                del ours[
+                    "eos_id"
+                ]  # their default in a small vocabulary, which ends nothing
         try:
             return self.config(**ours)
         except ValueError as error:
