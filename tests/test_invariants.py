@@ -567,7 +567,8 @@ def changed_feed_forward(change):
 def changed_attention(change):
     "Attention with other arguments, or another function altogether."
     original = attention.fused_attention
-    return lambda patch: patch.setattr(attention, "fused_attention", lambda *args: change(original, *args))
+    # what comes after `causal` says whether heads are grouped: here they aren't
+    return lambda patch: patch.setattr(attention, "fused_attention", lambda *args: change(original, *args[:8]))
 
 
 def seen_by_all(original, q, k, v, mask, bias, scale, dropout, causal):
