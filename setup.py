@@ -30,7 +30,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["annotated_nlp", "annotated_nlp.*"]),
-    package_data={"annotated_nlp": ["py.typed", "assets/*/*", "results/*.json", "models/*/*"]},
+    package_data={"annotated_nlp": ["py.typed", "assets/*/*", "results/*.json", "hub/weights/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require=needs,
     python_requires=f">={cfg['min_python']}",

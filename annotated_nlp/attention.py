@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from . import checks
-from .kernels import KVCache, fused_attention, local_attention  # noqa: F401
-from .recording import record, record_weights  # noqa: F401
+from .parts.kernels import KVCache, fused_attention
+from .parts.recording import record_weights
+from .parts.recording import record  # noqa: F401
 
 # %% ../nbs/05_attention.ipynb #591ec505
 def scaled_dot_product(
@@ -101,7 +102,7 @@ class Attention(nn.Module):
         self.d_head = d_head or d_model // n_heads
         self.width = n_heads * self.d_head
         self.scale, self.dropout = scale, dropout
-        # what stands in front of every text, if anything (chapter 16)
+        # what stands in front of every text, if anything (chapter 18)
         self.prefix: nn.Module | None = None
 
     def heads(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b h n k"]:

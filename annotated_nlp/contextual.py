@@ -20,9 +20,9 @@ from torch.func import functional_call
 
 from . import checks
 from .parts.model import Generates
-from .seq2seq import cross_entropy
 from .parts.pooling import last_state, max_pool, mean_pool
-from .recurrent import start_well
+from .parts.recurrent import start_well
+from .seq2seq import cross_entropy
 
 # %% ../nbs/09_contextual.ipynb #cf7321de
 class LockedDropout(nn.Module):

@@ -16,14 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import checks
-from .recurrent import CELLS as CELLS
-from .recurrent import RNN as RNN
-from .recurrent import Cell as Cell
-from .recurrent import FusedRNN as FusedRNN
-from .recurrent import GRUCell as GRUCell
-from .recurrent import LSTMCell as LSTMCell
-from .recurrent import RNNCell as RNNCell
-from .recurrent import cells, start_well
+from .parts.recurrent import FusedRNN, cells, start_well
 
 # %% ../nbs/03_seq2seq.ipynb #87ec2ae4
 @dataclass

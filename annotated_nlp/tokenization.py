@@ -517,4 +517,4 @@ def encode_texts(
     return pad(rows, special(tokenizer).pad or 0)
 
 # %% ../nbs/02_tokenization.ipynb #339d84bd
-_all_ = ["load", "save"]
+_all_ = [load, save]

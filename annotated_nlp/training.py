@@ -20,11 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from . import checks, runs
-from .runs import CheckpointError as CheckpointError
-from .runs import History
-from .runs import load_checkpoint as load_checkpoint
-from .runs import save_checkpoint as save_checkpoint
+from . import checks
+from .tasks import resuming
+from .tasks.resuming import History, save_checkpoint
 
 # %% ../nbs/07_training.ipynb #f0bcd0f2
 with checks.extra("train"):
@@ -196,7 +194,7 @@ def _gradients(
     mine = group[accelerator.process_index :: accelerator.num_processes]
     for number, batch in mine:
         # dropout depends on the batch, not on who computes it or when
-        runs.seed_all(seed, "model", number)
+        resuming.seed_all(seed, "model", number)
         result = loss(model, send_to_device(batch, accelerator.device))
         mean, tokens = result if isinstance(result, tuple) else (result, 1)
         if not isinstance(mean, Tensor) or mean.ndim or not mean.requires_grad:
@@ -213,7 +211,7 @@ def _gradients(
         raise ValueError(
             f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn"
         )
-    runs.share_gradients(accelerator, model)
+    resuming.share_gradients(accelerator, model)
     for p in model.parameters():
         if p.grad is not None:
             p.grad.mul_(1 / tokens)
@@ -250,7 +248,7 @@ def update(
     if not math.isfinite(value + size):
         raise FloatingPointError(
             f"update {len(history) + 1}: the loss is {value:g} and the gradient's norm {size:g}, after norms of "
-            f"{[round(n, 3) for n in history.norm[-3:]]}; largest gradients: {runs.largest_gradients(model)}. The weights "
+            f"{[round(n, 3) for n in history.norm[-3:]]}; largest gradients: {resuming.largest_gradients(model)}. The weights "
             f"are those after update {len(history)}. Try a smaller rate than {lr:g}, a longer warmup or a smaller clip"
         )
     for part in optimizer.param_groups:
@@ -343,22 +341,24 @@ def fit(
     )
     settings = dict(steps=steps, lr=lr, warmup=warmup, clip=clip, betas=betas, eps=eps)
     intervals = dict(evaluate_every=evaluate_every, save_every=save_every)
-    runs.check_settings(schedule=schedule, **settings, **intervals)
+    resuming.check_settings(schedule=schedule, **settings, **intervals)
     groups = decay_groups(model.to(accelerator.device), weight_decay, groups)
     fused = accelerator.device.type in ("cpu", "cuda")
     optimizer = torch.optim.AdamW(groups, lr=float(lr), betas=betas, eps=eps, fused=fused)
     settings |= dict(weight_decay=weight_decay, seed=seed, batches_per_update=per_update)
     settings |= dict(precision="no" if precision == "fp32" else precision)
     settings |= dict(schedule=getattr(schedule, "__name__", type(schedule).__name__))
-    plan = runs.plan_of(model, optimizer, **settings)
-    runs.share_weights(accelerator, model)
-    history = runs.resume(accelerator, folder, model, optimizer, plan)
-    numbered = runs.numbered(batches, seed, skip=len(history) * per_update)
+    plan = resuming.plan_of(model, optimizer, **settings)
+    resuming.share_weights(accelerator, model)
+    history = resuming.resume(accelerator, folder, model, optimizer, plan)
+    numbered = resuming.numbered(batches, seed, skip=len(history) * per_update)
     main, device = accelerator.is_main_process, accelerator.device
     due = lambda t, every: t == steps or every is not None and t % every == 0
     with (
-        runs.wrapped(model, device, precision == "bf16", compile, checkpoint) as wrapped,
-        runs.Display(len(history), steps, live and main, progress and main) as display,
+        resuming.wrapped(
+            model, device, precision == "bf16", compile, checkpoint
+        ) as wrapped,
+        resuming.Display(len(history), steps, live and main, progress and main) as display,
     ):
         # the last update's evaluation may still be due
         for t in range(max(1, len(history)), steps + 1):
@@ -378,6 +378,6 @@ def fit(
                 model.train()
                 history.evaluation(found)
                 if folder and main:
-                    runs.save_history(folder, history)
+                    resuming.save_history(folder, history)
             display.show(history)
     return history

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import checks
 from .parts.pooling import max_pool, mean_pool
-from .recurrent import FusedRNN
+from .parts.recurrent import FusedRNN
 
 # %% ../nbs/08_vectors.ipynb #bd980322
 def window_pairs(

@@ -57,7 +57,7 @@ class Store:
         self.name, self.quick, self.wanted = f"{name}_quick" if quick else name, quick, list(wanted)
         self.rows, self.seconds = {}, 0.0
         facts = dict(command=command, settings=settings, packages=PACKAGES)
-        self.empty = lab.record(self.name, numbers={}, seconds=0.0, **facts)
+        self.empty = lab.new_record(self.name, numbers={}, seconds=0.0, **facts)
         self.path = RUNS / f"{self.name}.{self.empty['device']}.partial.json"
         if self.path.exists():
             kept = json.loads(self.path.read_text(encoding="utf-8"))

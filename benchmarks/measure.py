@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from annotated_nlp import fast
-from annotated_nlp.costs import mfu, peak_rate, training_flops
+from annotated_nlp.parts import fast
+from annotated_nlp.tasks.costs import mfu, peak_rate, training_flops
 
 from .peers import Contest
 

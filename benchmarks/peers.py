@@ -21,7 +21,7 @@ from annotated_nlp.decoding import beam_search, greedy
 from annotated_nlp.electra import ElectraConfig, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.t5 import T5, T5Config
-from annotated_nlp.costs import Shape
+from annotated_nlp.tasks.costs import Shape
 from annotated_nlp.transformer import Transformer, TransformerConfig
 from annotated_nlp.vit import ViT, ViTConfig
 

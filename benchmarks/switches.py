@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_nlp import fast
 from annotated_nlp.compressing import quantize
-from annotated_nlp.data import movie_reviews
+from annotated_nlp.corpora.loaders import movie_reviews
 from annotated_nlp.decoding import greedy
 from annotated_nlp.gpt import GPT
-from annotated_nlp.speculative import lookup, reading, speculate
-from annotated_nlp.tokenization import load
+from annotated_nlp.hub.tokenizers import load
+from annotated_nlp.parts import fast
+from annotated_nlp.parts.speculative import lookup, reading, speculate
 
 from .measure import Different, interleave
 from .peers import Gpt2, random_ids

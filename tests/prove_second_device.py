@@ -43,19 +43,19 @@ def missed(module: str, source: str) -> str:
             with report.open("w") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", str(TESTS / "test_second_device.py")])
+                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", str(TESTS / "chapters" / "test_second_device.py")])
             os._exit(0)
         os.waitpid(child, 0)
         return next((line for line in report.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))), "")
 
 
 if __name__ == "__main__":
-    chosen = [PACKAGE / f"{name}.py" for name in sys.argv[1:]] or sorted(PACKAGE.glob("[a-z]*.py"))
-    survivors, failing = 0, missed(chosen[0].name, chosen[0].read_text(encoding="utf-8"))
+    chosen = [PACKAGE / f"{name}.py" for name in sys.argv[1:]] or sorted(PACKAGE.rglob("[a-z]*.py"))
+    survivors, failing = 0, missed(str(chosen[0].relative_to(PACKAGE)), chosen[0].read_text(encoding="utf-8"))
     assert not failing, f"it fails as things are: {failing}"
     for path in chosen:
         for place, source in without(path.read_text(encoding="utf-8")):
-            test = missed(path.name, source)
+            test = missed(str(path.relative_to(PACKAGE)), source)
             survivors += not test
             print(f"{path.name}:{place}\n    {test[:110] or 'SURVIVES'}", flush=True)
     sys.exit(f"{survivors} not missed" if survivors else 0)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from annotated_nlp import bert, bert_family, checkpoints, electra
+from annotated_nlp import bert, bert_family, electra
 from annotated_nlp.bert import BertConfig
 from annotated_nlp.bert_family import AlbertConfig, RobertaConfig
 from annotated_nlp.electra import ElectraConfig
 from annotated_nlp.gpt import GPT, GPTConfig
+from annotated_nlp.hub import checkpoints
 from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.vit import DeiT, DeiTConfig, ViT, ViTConfig
 from parity import lengths

@@ -71,7 +71,15 @@ def package(module: str) -> set[str]:
 
 
 def own(name: str, module: str) -> str:
-    return f"{module}.{name}" if name.startswith("_") else name
+    return f"{module.split('.')[-1]}.{name}" if name.startswith("_") else name
+
+
+def source_of(node: ast.ImportFrom, here: str) -> str | None:
+    "The module of ours, dotted, from which the module `here` or a page imports; None if it is another package's."
+    if node.level:
+        return ".".join(filter(None, [*here.split(".")[:-node.level], node.module]))
+    first, _, rest = (node.module or "").partition(".")
+    return rest if first == "annotated_nlp" else None
 
 
 def used(*code: ast.AST, here: str = "") -> Use:
@@ -88,14 +96,14 @@ def used(*code: ast.AST, here: str = "") -> Use:
                     first, _, rest = name.name.partition(".")
                     use.packages.update(package(first))
                     use.modules.update({rest} if first == "annotated_nlp" else ())
-            case ast.ImportFrom(module=source, names=names, level=level):
-                first, _, rest = (source or "").partition(".")
-                if level or first == "annotated_nlp":  # names among the modules are modules, the others aren't
-                    use.modules.update({source if level else rest}, (name.name for name in names))
-                else:
-                    use.packages.update(package(first))
+            case ast.ImportFrom(names=names):
+                source = source_of(node, here)
+                if source is None:
+                    use.packages.update(package((node.module or "").partition(".")[0]))
+                else:  # names among the modules are modules, the others aren't
+                    use.modules.update({source}, (f"{source}.{name.name}".strip(".") for name in names))
                 # An imported name calls for nothing until it is used; under another name it is taken as used.
-                use.names.update(own(name.name, source if level else rest) for name in names
+                use.names.update(own(name.name, source or "") for name in names
                                  if name.name.startswith("_") or name.asname not in (None, name.name))
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]):
                 use.packages.update(package(text) if name in BY_NAME else ())
@@ -114,9 +122,9 @@ class Module(NamedTuple):
 @lru_cache(maxsize=1)
 def package_modules(root: Path = ROOT) -> dict[str, Module]:
     found = {}
-    for file in sorted((root / "annotated_nlp").glob("*.py")):
-        here, rest, parts = file.stem, [], []
-        if here.startswith("_"):
+    for file in sorted((root / "annotated_nlp").rglob("*.py")):
+        here, rest, parts = ".".join(file.relative_to(root / "annotated_nlp").with_suffix("").parts), [], []
+        if file.stem.startswith("_"):
             continue
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef):

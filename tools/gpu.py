@@ -19,7 +19,7 @@ from . import chapters
 
 ROOT = Path(__file__).resolve().parent.parent
 WHAT = dict(name="gpu", command="make gpu", settings=dict(chapters="at the sizes that each chooses on the device"))
-HERE = lab.record(**WHAT, numbers={}, seconds=0.0)  # device, commit and date
+HERE = lab.new_record(**WHAT, numbers={}, seconds=0.0)  # device, commit and date
 
 
 def digest(path: Path) -> str:
@@ -55,7 +55,7 @@ def run() -> int:
         print(f"{seconds:.0f} s", flush=True)
         if path in new:  # a laboratory page stores its own
             ran[path.stem] = dict(code=digest(path), seconds=round(seconds), when=HERE["when"], commit=HERE["commit"])
-            lab.store(lab.record(**WHAT, numbers=dict(chapters=ran), seconds=time.perf_counter() - started))
+            lab.store(lab.new_record(**WHAT, numbers=dict(chapters=ran), seconds=time.perf_counter() - started))
     if failed:
         print(f"failed: {', '.join(failed)}. The rest is stored; `make gpu` tries these again.", file=sys.stderr)
     return len(failed)

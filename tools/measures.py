@@ -38,7 +38,7 @@ def main() -> int:
         rows = [measure(browser, address, name) for name in tqdm(names, leave=False)]
         settings = SETTINGS | dict(chromium=browser.version)
     found = dict(settings=settings, numbers=dict(rows=rows), seconds=time.perf_counter() - started)
-    print(lab.store(lab.record("site", command="make measures", **found)))
+    print(lab.store(lab.new_record("site", command="make measures", **found)))
     return 0
 
 

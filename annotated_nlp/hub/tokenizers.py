@@ -25,7 +25,8 @@ from tokenizers import (
 )
 
 from .. import checks
-from ..checkpoints import CONFIG, find_folder, read_json
+from .checkpoints import find_folder, read_json
+from .layouts import CONFIG
 
 # %% ../../nbs/hub/tokenizers.ipynb #0a3a3795
 USUAL_NAMES = {

@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .. import checks
-from ..attention import KVCache, Relative, SelfAttention
+from ..attention import Relative, SelfAttention
 from ..bert import BertConfig, BertForMaskedLM, Encoder, Pooler
 from .embedding import Positions
+from .kernels import KVCache
 from ..transformer import Stack, make_norm
 
 # %% ../../nbs/parts/deberta.ipynb #52ec93a1

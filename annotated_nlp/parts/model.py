@@ -54,7 +54,7 @@ class Pretrained:
         can't be reached, ValueError for another model, an option that ours can't express, missing,
         foreign or misshapen tensors, a damaged file and a pickle.
         """
-        from annotated_nlp import checkpoints
+        from annotated_nlp.hub import checkpoints
 
         options = dict(dtype=dtype, device=device, fresh=fresh, revision=revision)
         return checkpoints.from_pretrained(cls, name, **options, **changes)
@@ -68,7 +68,7 @@ class Pretrained:
         each file, so that damage shows. Replaces a model that is in the folder once the new one is
         written completely. Raises ValueError for settings that no layout of this model can express.
         """
-        from annotated_nlp import checkpoints
+        from annotated_nlp.hub import checkpoints
 
         checkpoints.save_pretrained(self, folder, max_shard_size=max_shard_size)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..attention import causal_mask
-from ..kernels import KVCache
+from .kernels import KVCache
 
 # %% ../../nbs/parts/writing.ipynb #4f8d64e2
 class BlockCache(NamedTuple):
@@ -87,7 +87,7 @@ def to_the_right(
     checks.mask(ids.shape, "tokens", mask=mask)
     padding = (~mask).sum(1)
     least, most = torch.stack(padding.aminmax()).tolist()  # one wait for the device
-    checks.prompts(most, ids.shape[1], padding)
+    checks.prompt_room(most, ids.shape[1], padding)
     order = mask.int().argsort(dim=1, stable=True)
     return ids.gather(1, order)[:, least:], padding - least if most > least else None
 

@@ -17,9 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import checks, training
-from ..data import Batch, Pair, batches
+from ..corpora.loaders import Pair
+from ..data import Batch, batches
 from ..decoding import beam_search, greedy
 from ..seq2seq import cross_entropy
+from . import resuming
 from ..tokenization import BOS, EOS, train_tokenizer
 
 # %% ../../nbs/tasks/translation.ipynb #cb2b46f8
@@ -89,7 +91,7 @@ def translation_loss(
     return loss
 
 
-def curve(history: training.History, every: int) -> list[dict[str, Real]]:
+def curve(history: resuming.History, every: int) -> list[dict[str, Real]]:
     """The metrics of each evaluation.
 
     With the update, seconds so far, and the mean loss of the `every` last updates.

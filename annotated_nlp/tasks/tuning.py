@@ -29,11 +29,13 @@ from torch.nn.utils import parametrize
 
 from .. import checks, training
 from ..bert import Packed, pack
-from ..data import SPLITS, Corpus, Tagged, batches, letters, pad
+from ..corpora.loaders import SPLITS, Corpus, Tagged, letters
+from ..data import batches, pad
 from ..tokenization import SPECIALS, WordPiece
 
 with checks.extra("train"):
     from accelerate.utils import send_to_device
+from . import resuming
 
 # %% ../../nbs/tasks/tuning.ipynb #f1e70007
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -390,7 +392,7 @@ def fine_tune(
     key: Callable[[TaskExample], Any] | None = None,
     loss: Callable | None = None,
     **options: Any,
-) -> training.History:
+) -> resuming.History:
     """Train a model on a task's examples; gives the history. `warmup` is a share of all updates.
 
     Examples whose answer was cut off are left out. `loss` is `loss_of(task.kind)` unless given, `key` and
@@ -498,7 +500,7 @@ def tune(
     batch_size: int = 32,
     seed: int = 0,
     **options: Any,
-) -> training.History:
+) -> resuming.History:
     """Train trunk and head on texts, those of about one length together; a tenth of the updates are warm-up.
 
     `options` are those of `training.fit`.

@@ -1,0 +1,221 @@
+"The built site as a reader meets it: in a browser, at a desk and on a phone, by day and by night."
+
+import io
+import re
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pytest
+import yaml
+from nbdev.config import get_config
+from PIL import Image
+
+from tools import site, web
+
+pytestmark = pytest.mark.browser
+
+if not site.SITE.exists():
+    pytest.fail("no built site; run `make book SERVE=0` first", pytrace=False)
+PAGES = sorted(page.relative_to(site.SITE).as_posix() for page in site.SITE.rglob("*.html"))
+CHAPTERS = [page for page in PAGES if page[0].isdigit()]
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WEIGHT = 1_500_000  # bytes of a page with all that it fetches, texts compressed as servers send them
+
+
+@pytest.fixture(scope="module")
+def address():
+    with site.served() as it:
+        yield it
+
+
+@pytest.fixture
+def visit(browser, address):
+    "Open a page and give it, with everything that went wrong on it in `page.wrong`."
+    contexts = []
+
+    def go(name, **options):
+        context = web.context(browser, **options)
+        contexts.append(context)
+        return web.visit(context, f"{address}/{name}")
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def hindrances(page):
+    "What axe finds serious or critical; the page is of no use to another test afterwards."
+    return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in web.violations(page)
+            if v["impact"] in ("serious", "critical")]
+
+
+def test_every_chapter_is_a_page():
+    notebooks = {f.stem + ".html" for f in (site.ROOT / "nbs").glob("[0-9]*.ipynb")}
+    assert notebooks and notebooks == set(CHAPTERS)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(visit, name):
+    """Opens cleanly and light, stands still while it loads, shows mathematics as mathematics, and describes every figure
+    to those who can't see it."""
+    page = visit(name, viewport=DESK, color_scheme="light")
+    formulas = page.locator("main .math").count()
+    if formulas:
+        page.wait_for_selector("main .katex, main mjx-container")
+    assert page.locator("main .katex, main mjx-container").count() == formulas
+    assert page.locator(".katex-error, mjx-merror").count() == 0
+    prose = page.evaluate("""() => { const copy = document.querySelector('main').cloneNode(true);
+        copy.querySelectorAll('pre, code, script, style, .katex, mjx-container, .dataframe').forEach(e => e.remove());
+        return copy.textContent }""")
+    assert "$$" not in prose and "\\(" not in prose and "\\frac" not in prose
+    figures = page.locator("main img")
+    missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
+    assert not missing, f"images without alternative text: {missing}"
+    web.load_figures(page)
+    assert figures.evaluate_all("all => all.every(img => img.naturalWidth && img.getAttribute('width'))")
+    assert web.shift(page) < 0.05, "the page jumps while it loads"
+    assert web.weight(page) < WEIGHT
+    assert page.wrong == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_phone(visit, name):
+    "A phone's page never scrolls sideways; wide code and tables scroll by themselves."
+    page = visit(name, viewport=PHONE, color_scheme="light", device_scale_factor=2)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_readable(visit, name, scheme):
+    "Text and code keep the contrast that WCAG asks of text; figures go dark with the page and keep their range."
+    page = visit(name, viewport=DESK, color_scheme=scheme)
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(",")[:3])) < 200) == (scheme == "dark"), f"{scheme} page on {paper}"
+    figure = page.locator("main figure img:not(.as-is)").first
+    figure.scroll_into_view_if_needed()
+    alone = figure.screenshot(style="#quarto-header { display: none !important }")  # a tall figure reaches under the bar
+    pixels = np.asarray(Image.open(io.BytesIO(alone)).convert("L")) / 255
+    background = np.median(pixels[:4])  # the paper above what is drawn
+    assert background < 0.3 if scheme == "dark" else background > 0.9
+    assert np.abs(pixels - background).max() > 0.5
+    assert hindrances(page) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - set(CHAPTERS)))
+def test_page_beside_the_chapters_is_accessible(visit, name):
+    assert hindrances(visit(name, viewport=DESK, color_scheme="light")) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "05_attention.html", "glossary.html"])
+def test_phone_is_accessible(visit, name, scheme):
+    assert hindrances(visit(name, viewport=PHONE, color_scheme=scheme)) == []
+
+
+def test_folded_solution_opens_by_key(visit):
+    page = visit("05_attention.html", viewport=DESK)
+    header = page.locator(".callout-header[data-bs-toggle]").first
+    header.focus()
+    header.press("Enter")
+    page.wait_for_selector(".callout-collapse.show")
+    assert header.get_attribute("aria-expanded") == "true"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_head_says_what_the_page_is(name):
+    "What a search engine and a message with a link show: title, description, picture."
+    head = (site.SITE / name).read_text(encoding="utf-8").split("</head>")[0]
+    told = dict(re.findall(r'<meta (?:property|name)="(.+?)" content="(.+?)"', head))
+    assert len(told["description"]) > 20 and told["og:description"] == told["description"]
+    assert told["og:title"] and told["twitter:card"] == "summary_large_image"
+    address = yaml.safe_load((site.ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["site-url"]
+    for picture in (told["og:image"], told["twitter:image"]):
+        with Image.open(site.SITE / picture.removeprefix(address + "/")) as preview:
+            assert preview.size == (1200, 630)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_code_can_be_copied_and_its_source_reached(name):
+    text = (site.SITE / name).read_text(encoding="utf-8")
+    assert text.count('class="sourceCode python') == 0 or "code-copy-button" in text
+    cfg = get_config()
+    source = f"{cfg.user}/{cfg.repo}/{{}}/{cfg.branch}/nbs/{name.removesuffix('.html')}.ipynb"
+    # smalldocs opens GitHub's own editor, Quarto the one at github.dev
+    assert f"github.com/{source.format('edit')}" in text or f"github.dev/{source.format('blob')}" in text
+    assert f"https://github.com/{source.format('blob')}" in text
+    assert f"colab.research.google.com/github/{source.format('blob')}" in text
+
+
+def test_llms_txt_lists_every_page():
+    "For language models: one list, and each page as Markdown, complete to its last heading."
+    listed = (site.SITE / "llms.txt").read_text(encoding="utf-8")
+    for name in PAGES:
+        copy = name.removesuffix(".html") + ".llms.md"
+        assert f"/{copy})" in listed
+        assert (site.SITE / copy).read_text(encoding="utf-8").startswith("# ")
+    for name in CHAPTERS:
+        text = (site.SITE / (name.removesuffix(".html") + ".llms.md")).read_text(encoding="utf-8")
+        assert "\n## References" in text and "$$" in text
+
+
+@pytest.mark.parametrize("name", ["04_decoding.html", "05_attention.html", "11_bert.html", "16_vit.html", "viewers.html"])
+def test_viewers_come_alive(visit, name):
+    "The engine passes their scripts through: each stands in its shadow root and has something to handle."
+    page = visit(name, viewport=PHONE)
+    hosts = page.locator(".annotated-viewer")
+    assert hosts.count() > 0
+    for host in hosts.all():
+        assert host.get_by_role("radio").or_(host.get_by_role("button")).count() > 1
+    assert not [p.name for p in site.SITE.rglob("*.llms.md") if 'data-views="[' in p.read_text(encoding="utf-8")]
+    assert page.wrong == []
+
+
+def test_search_finds_beam_search(visit):
+    page = visit("index.html", viewport=DESK)
+    page.locator("#quarto-search").locator("input, button").first.click()  # Quarto's button opens its box
+    page.keyboard.type("beam search", delay=20)
+    page.wait_for_function("""() => [...document.querySelectorAll('a')].some(
+        a => a.href.includes('04_decoding.html') && a.offsetParent && !a.closest('#quarto-sidebar, main'))""")
+
+
+def test_sidebar_reaches_every_page(visit):
+    page = visit("index.html", viewport=DESK)
+    links = page.locator("#quarto-sidebar a[href]").evaluate_all("links => links.map(a => a.href)")
+    paths = {unquote(urlsplit(link).path).lstrip("/") for link in links}
+    reached = {path + "index.html" if path.endswith("/") or not path else path for path in paths}  # Quarto's leave it out
+    assert set(PAGES) - {"404.html"} <= reached
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_front_page_says_in_one_screen_what_the_book_is(visit, scheme):
+    "Three doors, two commands, a drawing, a live model and a result, side by side; no model is fetched before a click."
+    page = visit("index.html", viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    fetched = []
+    page.on("request", lambda request: fetched.append(urlsplit(request.url).path))
+    parts = page.locator(".front .doors li, .front .intro pre, .front .cell:has(figure), .front .annotated-viewer")
+    assert parts.count() == 3 + 1 + 2 + 1
+    boxes = [part.bounding_box() for part in parts.all()]
+    assert all(box["y"] + box["height"] <= 805 and box["x"] + box["width"] <= 1280 for box in boxes[:4])
+    figures = page.locator(".front figure img").evaluate_all("all => all.map(img => img.getBoundingClientRect().bottom)")
+    viewer = page.locator(".front .annotated-viewer").bounding_box()
+    assert len(figures) == 2 and max(*figures, viewer["y"] + viewer["height"]) <= 800
+    doors = page.locator(".front .doors li").all_inner_texts()
+    assert [door.split(":")[0] for door in doors] == ["Read", "Run", "Import"]
+    assert page.locator(".front .intro pre").inner_text().split("\n")[0].startswith("make book")
+    assert not [path for path in fetched if "/models/" in path] and page.wrong == []
+    page.locator(".front .annotated-viewer").get_by_role("button", name="Fill").click()
+    page.wait_for_timeout(500)
+    assert [path for path in fetched if path.endswith("/models/reviews-bert.json")]
+
+
+@pytest.mark.parametrize("width", [390, 720, 1000, 1200, 1440, 1920])
+def test_the_front_page_keeps_within_the_window(visit, width):
+    page = visit("index.html", viewport={"width": width, "height": 800}, color_scheme="light")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".front").evaluate("front => front.getBoundingClientRect().right") <= width
+
+
+def test_links_lead_somewhere():
+    assert site.broken_links() == []
