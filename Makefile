@@ -88,7 +88,7 @@ jupyter: .venv/.dev  ## open JupyterLab on the notebooks
 gpu: .venv/.dev  ## on a CUDA device: the tests marked gpu, then chapters and laboratory, stored results skipped
 	@$(BIN)/python -m tools.gpu
 
-new-chapter: .venv/.dev  ## lay out a new chapter that runs and passes the tests of form (NAME=23_something)
+new-chapter: .venv/.dev  ## lay out a new chapter that runs and passes the tests of form (NAME=25_something)
 	@$(BIN)/python -m tools.new_chapter $(NAME)
 
 hooks: .venv/.dev  ## check at each commit that notebooks are clean, the package in sync and ruff content

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import checks
 from .data import pad
-from .hub.tokenizers import load, save
+from .hub.tokenizers import load, save, special
 
 # %% ../nbs/02_tokenization.ipynb #bb338111
 SPACE = "▁"  # U+2581 stands for a space inside a piece

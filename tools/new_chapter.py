@@ -1,4 +1,4 @@
-"Lay out a chapter that runs and passes the tests of form: `python -m tools.new_chapter 23_something`."
+"Lay out a chapter that runs and passes the tests of form: `python -m tools.new_chapter 25_something`."
 
 import keyword
 import re
@@ -20,7 +20,7 @@ def refusal(name: str, root: Path) -> str | None:
     "Why no chapter can have this name; None if one can."
     if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
         return (f"NAME={name!r} is no chapter's name: give two digits, an underscore, and the module's name in small "
-                "letters, digits and underscores, e.g. make new-chapter NAME=23_something")
+                "letters, digits and underscores, e.g. make new-chapter NAME=25_something")
     number, module = name.split("_", 1)
     if keyword.iskeyword(module):
         return f"{module!r} is a word of Python's own and can't be imported: choose another name than {name}"
@@ -72,7 +72,7 @@ def lay_out(name: str, root: Path) -> Path:
 
 def main() -> int:
     if len(sys.argv) != 2:
-        sys.exit("Which one? make new-chapter NAME=23_something")
+        sys.exit("Which one? make new-chapter NAME=25_something")
     name = sys.argv[1]
     if why := refusal(name, ROOT):
         sys.exit(why)
@@ -85,7 +85,7 @@ def main() -> int:
 nbs/{name}.ipynb stands, runs, and exports annotated_nlp/{module}.py. Now:
   1. write it: what is to be filled in stands in square brackets, in the order of the page;
   2. make chapters NAMES="{name} api"    after each change of code
-  3. tests/test_{module}.py              what is too heavy for the page: other sizes, odd settings, wrong calls
+  3. tests/chapters/test_{module}.py     what is too heavy for the page: other sizes, odd settings, wrong calls
   4. nbs/index.ipynb                     a line in the table of chapters; CHANGELOG.md, one under Unreleased
   5. make test""")
     return 0

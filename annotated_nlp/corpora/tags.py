@@ -46,7 +46,7 @@ def plain_pickle(content: bytes) -> Any:
 def weights() -> Weights:
     """The averaged perceptron of textblob-aptagger (Honnibal 2013).
 
-    Raises what `corpora.wheel` raises.
+    Raises what `packages.wheel` raises.
     """
     with zipfile.ZipFile(packages.wheel("textblob-aptagger")) as archive:
         content = archive.read("textblob_aptagger/trontagger-0.1.0.pickle")

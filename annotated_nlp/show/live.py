@@ -419,7 +419,7 @@ def write_live(
     top_p: float = 0.9,
     new: int = 30,
     seed: int = 0,
-    files: str = "../models/reviews-gpt",
+    files: str = "models/reviews-gpt",
 ) -> Live:
     """Let the reader's browser continue a text, with sliders for temperature and top p.
 
@@ -452,7 +452,7 @@ def fill_live(
     tokenizer: Tokenizer,
     text: str,
     *,
-    files: str = "../models/reviews-bert",
+    files: str = "models/reviews-bert",
 ) -> Live:
     """Let the reader's browser fill the gaps, written `[MASK]`, of a text. `files` as in `write_live`."""
     model, _ = in_eight_bits(model)
@@ -490,7 +490,7 @@ def translate_live(
     tokenizer: Tokenizer,
     text: str,
     *,
-    files: str = "../models/numbers-fr",
+    files: str = "models/numbers-fr",
 ) -> Live:
     """Let the reader's browser translate a number, with a map of the cross-attention. `files` as in `write_live`."""
     view = _number(model, tokenizer, text, files)
@@ -540,7 +540,7 @@ def beam_live(
     text: str,
     *,
     beam: int = 2,
-    files: str = "../models/numbers-fr",
+    files: str = "models/numbers-fr",
 ) -> Live:
     """Let the reader's browser step through a beam search for a translation. `files` as in `write_live`."""
     checks.integers(beam=beam)
@@ -562,7 +562,7 @@ def beam_live(
 
 # %% ../../nbs/show/live.ipynb #84e5a722
 def digit_live(
-    model: ViT, digits: Sequence[Image], *, files: str = "../models/digits-vit"
+    model: ViT, digits: Sequence[Image], *, files: str = "models/digits-vit"
 ) -> Live:
     """Let the reader draw a digit, or choose one of `digits`, and the browser read it. `files` as in `write_live`."""
     checks.require(len(digits) > 0, "digits is empty: give pictures to choose from")

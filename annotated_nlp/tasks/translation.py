@@ -16,7 +16,7 @@ from einops import reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .. import checks, training
+from .. import checks
 from ..corpora.loaders import Pair
 from ..data import Batch, batches
 from ..decoding import beam_search, greedy

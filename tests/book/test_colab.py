@@ -136,7 +136,7 @@ def test_only_the_first_cell_is_mended(tmp_path):
 def test_a_new_chapter_begins_with_its_list(tmp_path):
     (tmp_path / "nbs").mkdir()
     (tmp_path / "_quarto.yml").write_bytes((ROOT / "_quarto.yml").read_bytes())
-    nb = json.loads(new_chapter.lay_out("23_something", tmp_path).read_text(encoding="utf-8"))
+    nb = json.loads(new_chapter.lay_out("25_something", tmp_path).read_text(encoding="utf-8"))
     assert first_cell(nb) == colab.cell(nb) and names(listed(nb)) == {"matplotlib", "pandas"}
 
 

@@ -42,15 +42,15 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize("name,words", [
-    ("", "no chapter's name"), ("13", "e.g. make new-chapter NAME=23_something"), ("3_bert", "two digits"), ("13_Big", "small letters"),
+    ("", "no chapter's name"), ("13", "e.g. make new-chapter NAME=25_something"), ("3_bert", "two digits"), ("13_Big", "small letters"),
     ("13-big", "underscore"), ("../13_x", "no chapter's name"), ("13_x.ipynb", "no chapter's name"), ("13_x ", "no chapter's name"), ("13_x\n", "no chapter's name"),
-    ("13_class", "can't be imported"), ("16_vit", "nbs/16_vit.ipynb exists"), ("15_new", "15 is taken by nbs/16_vit.ipynb"), ("13_lab", "lab.py exists"),
+    ("13_class", "can't be imported"), ("16_vit", "nbs/16_vit.ipynb exists"), ("16_new", "16 is taken by nbs/16_vit.ipynb"), ("13_lab", "lab.py exists"),
 ])
 def test_a_bad_name_is_refused(name, words, tree):
     assert words in new_chapter.refusal(name, tree)
 
 
-@pytest.mark.parametrize("name", ["23_something", "02_a2", "99_a_b_c"])
+@pytest.mark.parametrize("name", ["25_something", "02_a2", "99_a_b_c"])
 def test_a_good_name_is_not(name, tree):
     assert new_chapter.refusal(name, tree) is None
 
@@ -63,14 +63,14 @@ def test_the_command_says_what_is_wrong(arguments, words):
     assert subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout == before
 
 
-@pytest.mark.parametrize("name,after", [("23_big_models", "24_inverse"), ("99_last", "24_inverse"), ("02_more", "01_data")])
+@pytest.mark.parametrize("name,after", [("25_big_models", "24_inverse"), ("99_last", "24_inverse"), ("02_more", "01_data")])
 def test_it_stands_in_the_sidebar(name, after, tree):
     new_chapter.lay_out(name, tree)
     old, new = (list(entries(file)) for file in (ROOT / "_quarto.yml", tree / "_quarto.yml"))
     assert [entry for entry in new if entry["href"] != f"{name}.ipynb"] == old
     places = [entry["href"] for entry in new]
     assert places.index(f"{name}.ipynb") == places.index(f"{after}.ipynb") + 1
-    assert dict(href="23_big_models.ipynb", text="23 Big models") in new or name != "23_big_models"
+    assert dict(href="25_big_models.ipynb", text="25 Big models") in new or name != "25_big_models"
 
 
 def entries(file):
@@ -88,16 +88,16 @@ FORM = [name for name in vars(test_book) if name.startswith("test_") and name no
 @pytest.mark.parametrize("form", FORM)
 def test_it_has_the_form_of_a_chapter(form, tree, monkeypatch):
     "The same tests that every chapter takes, but for those that need a run."
-    nb = nbformat.read(new_chapter.lay_out("23_something", tree), as_version=4)
+    nb = nbformat.read(new_chapter.lay_out("25_something", tree), as_version=4)
     for table in (test_book.NOTEBOOKS, test_book.CHAPTERS):
-        monkeypatch.setitem(table, "23_something", nb)
-    getattr(test_book, form)("23_something")
+        monkeypatch.setitem(table, "25_something", nb)
+    getattr(test_book, form)("25_something")
 
 
 def test_it_runs_and_says_what_to_write(monkeypatch):
     "Top to bottom, solutions behind it, in one namespace; what it exports is seen to be checked."
     monkeypatch.setattr(matplotlib.pyplot, "show", lambda: None)
-    nb, names = new_chapter.notebook("23_something"), {}
+    nb, names = new_chapter.notebook("25_something"), {}
     assert len(solutions.append(nb)) == 4
     for cell in nb.cells:
         assert not re.search(r"<[A-Z]+>", cell.source), "a blank of the template"

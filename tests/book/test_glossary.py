@@ -9,7 +9,7 @@ import pytest
 from tools import site
 
 NBS = Path(__file__).resolve().parents[2] / "nbs"
-ENTRY = re.compile(r'^- <a id="(term-[a-z0-9-]+)"></a>\*\*(.+?)\*\*: (.+) \[(.+?)\]\((\w+)\.ipynb#([\w-]+)\)$', re.MULTILINE)
+ENTRY = re.compile(r'^- <a id="(term-[a-z0-9-]+)"></a>\*\*(.+?)\*\*: (.+) \[(.+?)\]\(([\w/]+)\.ipynb#([\w-]+)\)$', re.MULTILINE)
 
 
 def prose(name):

@@ -88,7 +88,8 @@ def test_without_a_pooler(tmp_path):
     again = transformers.BertModel.from_pretrained(tmp_path / "b", add_pooling_layer=False).eval()
     close(bare(ids), again(ids).last_hidden_state)
     with pytest.raises(ValueError, match=r"lacks pooler\.dense.*fresh=.*pooler=False"):
-        Bert.from_pretrained(tmp_path / "b")
+        Bert.from_pretrained(tmp_path / "b", pooler=True)
+    assert Bert.from_pretrained(tmp_path / "b").pooler is None and Bert.from_pretrained(tmp_path / "a").pooler is not None
     for folder in ("a", "b"):
         back = Bert.from_pretrained(tmp_path / folder, pooler=False, dropout=0.3)
         assert back.pooler is None and back.config.dropout == 0.3 and torch.equal(back(ids), ours(ids))

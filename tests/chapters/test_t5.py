@@ -443,7 +443,7 @@ test_bad_calls = messages.refused([
     (lambda: written(beam=0), ["beam"]),
     (lambda: written(temperature=-1.0), ["temperature", "-1"]),
     (lambda: written(stop_id=29), ["stop_id=29", "29"]),
-    (lambda: written(stop_id=-1), ["stop_id=-1"]),
+    (lambda: written(stop_id=-2), ["stop_id=-2"]),
     (lambda: written(stop_id=1.5), ["stop_id=1.5"]),
     (lambda: written(mask=FLAG.long()), ["src_mask", "int64"]),
     (lambda: small().start(ids_(2, 5), max_len=0), ["max_len=0"]),

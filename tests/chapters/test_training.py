@@ -95,18 +95,18 @@ if __name__ == "__main__":
             return token_loss(model, batch)
         run(folder, loss=deadly, accumulate=2)
     if how == "mid-write":
-        whole, written = runs.save_file, []
+        whole, written = resuming.save_file, []
         def half(tensors, path, **kwargs):
             whole(tensors, path, **kwargs)
             written.append(path)
             if len(written) == 6:  # the optimizer's file of the third checkpoint
                 os.truncate(path, os.path.getsize(path) // 2)
                 die()
-        runs.save_file = half
+        resuming.save_file = half
         run(folder, accumulate=2)
     if how == "until killed":
         import time
-        newest = lambda: max((int(kept.name[5:]) for kept in runs._steps(folder)), default=0)
+        newest = lambda: max((int(kept.name[5:]) for kept in resuming._steps(folder)), default=0)
         last = newest() + 14
         def slow(model, batch):
             time.sleep(0.004 if newest() < last else 600)  # however slow the other process: it never comes too late
@@ -128,7 +128,7 @@ if __name__ == "__main__":
         run(private, steps=5)
         try:
             run(private, steps=5)
-        except training.CheckpointError as error:
+        except resuming.CheckpointError as error:
             assert "checkpoints of updates [5, 0]" in str(error)
         else:
             raise AssertionError("the processes began at different updates")

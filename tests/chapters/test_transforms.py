@@ -7,6 +7,7 @@ Tracing, exporting and compiling once, with every layer counted, are in `test_pl
 """
 
 import copy
+import os
 import pickle
 import subprocess
 import sys

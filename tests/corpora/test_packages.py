@@ -288,7 +288,7 @@ def test_quoted():
     ("\x08a\xadb\uf0b7c\x10", "abc"), ("  a\t\xa0b\n", "a b"), ("", ""),
 ])
 def test_plain(raw, clean):
-    assert packages.plain_line_line(raw) == clean == packages.plain_line_line(clean)
+    assert packages.plain_line(raw) == clean == packages.plain_line(clean)
 
 
 def test_unknown_source():
@@ -310,13 +310,13 @@ KNOWN = {  # what stands under three numbers in printed books, before and after 
 
 def test_known_verses():
     for place, wanted in KNOWN.items():
-        assert {version: packages.verses_of_of(version)[place] for version in wanted} == wanted
+        assert {version: packages.verses_of(version)[place] for version in wanted} == wanted
 
 
 @pytest.mark.parametrize("version", packages.VERSIONS)
 def test_every_version_is_whole_and_clean(version):
-    verses = packages.verses_of_of(version)
-    assert 31_000 <= len(verses) <= 31_102 and verses.keys() <= packages.verses_of_of("kjv").keys()
+    verses = packages.verses_of(version)
+    assert 31_000 <= len(verses) <= 31_102 and verses.keys() <= packages.verses_of("kjv").keys()
     for place, verse in verses.items():
         assert not re.search(r"[\[\]\\\\*+]|\.\.\.|Psalm \d|\bBOOK\b|  |by amos", verse), (place, verse)
 
@@ -327,10 +327,10 @@ def test_verses_are_aligned(version):
     def words(verse):
         return set(re.findall(r"\w+", verse.lower()))
 
-    kjv = {place: words(verse) for place, verse in packages.verses_of_of("kjv").items()}
+    kjv = {place: words(verse) for place, verse in packages.verses_of("kjv").items()}
     counts = Counter(word for verse in kjv.values() for word in verse)
     chapters = Counter()
-    for (book, chapter, verse), text in packages.verses_of_of(version).items():
+    for (book, chapter, verse), text in packages.verses_of(version).items():
         for step in (-1, 0, 1):
             common = words(text) & kjv.get((book, chapter, verse + step), set())
             chapters[book, chapter, step] += sum(counts[word] ** -0.5 for word in common)
@@ -340,7 +340,7 @@ def test_verses_are_aligned(version):
 
 def test_verses_are_dealt_by_chapters_alike_for_all_versions():
     def chapters(split, *versions):
-        of = {packages.verses_of_of(versions[0])[place]: place[:2] for place in packages.verses_of_of(versions[0])}
+        of = {packages.verses_of(versions[0])[place]: place[:2] for place in packages.verses_of(versions[0])}
         return {of[pair.source] for pair in data.verses(*versions, split=split)}
 
     for split in ("valid", "test"):
@@ -375,7 +375,7 @@ GENESIS = {
 def test_translations():
     "What printed books have, and English word for word as another package has it."
     assert {language: packages.translations(language)[1, 1, 1] for language in packages.TRANSLATIONS} == GENESIS
-    kjv, english = packages.verses_of_of("kjv"), packages.translations("en")
+    kjv, english = packages.verses_of("kjv"), packages.translations("en")
     assert kjv.keys() == english.keys()
     differ = sum(letters(kjv[place]) != letters(text) for place, text in english.items())
     assert differ < len(kjv) / 100

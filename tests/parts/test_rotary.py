@@ -9,6 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from messages import refused
 from annotated_nlp.attention import CrossAttention, SelfAttention, attention_maps
+from annotated_nlp.parts.writing import new_caches
 from annotated_nlp.parts.rotary import Rotary
 from annotated_nlp.transformer import Block, BlockConfig, FeedForward, RMSNorm, Stack
 
@@ -128,7 +129,7 @@ def test_with_a_cache_and_left_padding_as_llama(n_kv_heads, pieces):
     ids, start, steps = torch.randint(29, (3, 9)), 0, []
     positions = (REAL.cumsum(1) - 1).clamp(min=0)
     wanted = theirs(ids, attention_mask=REAL.long(), position_ids=positions, use_cache=True)
-    caches = ours.new_caches(3, 12)
+    caches = new_caches(ours.layers, 3, 12)
     assert all(cache.own.k.shape == cache.own.v.shape == (3, n_kv_heads, 12, 8) for cache in caches)
     for n in pieces:
         x = theirs.model.embed_tokens(ids[:, start : start + n])

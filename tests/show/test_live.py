@@ -766,7 +766,7 @@ PAGES = {"index": ("Fill", "Filled in"), "04_decoding": ("Next step", "Step 1: "
          "06_transformer": ("Translate", "Translated in"), "10_gpt": ("Write", "calls of the model so far"), "11_bert": ("Fill", "Filled in")}
 
 
-@pytest.mark.parametrize("name", [*PAGES, "live"])
+@pytest.mark.parametrize("name", [*PAGES, "show/live"])
 def test_stored_widgets_have_todays_scripts(name, widgets):
     "A widget stored with a page is a copy of the package's scripts, and must be renewed with them."
     outputs = [output.data["text/html"] for cell in nbformat.read(NBS / f"{name}.ipynb", 4).cells if cell.cell_type == "code"
