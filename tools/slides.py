@@ -56,6 +56,11 @@ class Slide(NamedTuple):
     alt: str = ""
 
 
+def head(png: bytes) -> bytes:
+    "What a picture says of itself, before its pixels."
+    return png.partition(b"IDAT")[0]
+
+
 def address() -> tuple[str, str]:
     "Where the book is published, and where Colab opens its notebooks."
     config = ConfigParser(delimiters=["="])
@@ -113,7 +118,7 @@ def bare_model(cells: list[dict]) -> dict[int, dict]:
         text = source(cell)
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^#+ (.+)$", text, re.M) or [heading])[-1]
-        elif any(DRAWING not in png[:200] for png in pictures(cell)):
+        elif any(DRAWING not in head(png) for png in pictures(cell)):
             charts.append(i)
         elif re.search(r"^(?:class|def) ", text, re.M) and not re.search(r"^#\| (?:export|code-fold)", text, re.M):
             places[i] = bool(BARE.search(text)), "bare" in heading.lower(), len(text.splitlines())
@@ -198,7 +203,7 @@ def extract(nb: dict) -> tuple[str, str, list[Slide]]:
         if i in bare:
             found += code_slides(heading, text)
         for png in pictures(cell):
-            drawing = DRAWING in png[:200]
+            drawing = DRAWING in head(png)
             if drawing or not payoff and i > min(bare):
                 payoff = payoff or not drawing
                 below = paragraphs(source(cells[i + 1])) if cells[i + 1]["cell_type"] == "markdown" else []
@@ -220,7 +225,7 @@ def laid_out(slide: Slide, name: str) -> str:
     if not slide.picture:
         return slide.text
     width, height = struct.unpack(">II", slide.picture[16:24])
-    scale = 2 if DRAWING in slide.picture[:200] else 1
+    scale = 2 if DRAWING in head(slide.picture) else 1
     beside = width < 1.75 * height
     room = (760, 590) if beside else (1180, 470)
     larger = min(room[0] / width, room[1] / height, 1.8 / scale)

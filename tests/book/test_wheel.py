@@ -28,6 +28,9 @@ RUNTIME = {canonicalize_name(r.name) for r in NEEDS["requirements"]}
 MODULES = [m.name.removeprefix("annotated_nlp.") for m in pkgutil.walk_packages(annotated_nlp.__path__, "annotated_nlp.") if not m.ispkg]
 
 
+SHARED = sorted(file.stem for file in (ROOT / "tests").rglob("*.py"))  # files of tests that import each other
+
+
 # What the package needs to run
 
 
@@ -38,7 +41,7 @@ def deptry(folder, *roots, unseen: set[str], extras=("train", "book", "live")) -
     (folder / "requirements.txt").write_text("\n".join(map(str, NEEDS["requirements"] + needs)), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "deptry", *roots, "--config", folder / "pyproject.toml", "--exclude", "nothing",
-         *(word for name in ("annotated_nlp", "benchmarks", "tools") for word in ("--known-first-party", name)),
+         *(word for name in ("annotated_nlp", "benchmarks", "tools", *SHARED) for word in ("--known-first-party", name)),
          "--requirements-files", folder / "requirements.txt", "--json-output", folder / "found.json",
          "--per-rule-ignores", "DEP002=" + "|".join(sorted(unseen))],
         cwd=ROOT, capture_output=True, text=True)
@@ -148,7 +151,7 @@ said = {name: refused(importlib.import_module, f"annotated_nlp.{name}") for name
 said["patch_viewer"] = refused(patch_viewer, looks, torch.zeros(1, 4, 4), 2)
 print(json.dumps(said))
 """
-SERVED = {"runs": "train", "training": "train", "tasks.tuning": "train", "tasks.translation": "train", "tasks.probes": "train", "show.style": "book",
+SERVED = {"tasks.resuming": "train", "training": "train", "tasks.tuning": "train", "tasks.translation": "train", "tasks.probes": "train", "show.style": "book",
           "show.diagram": "book", "patch_viewer": "book"}  # by which extra
 
 

@@ -39,7 +39,8 @@ import json, os, signal, sys
 import torch
 from torch import nn
 from torch.nn import functional as F
-from annotated_nlp import runs, training
+from annotated_nlp import training
+from annotated_nlp.tasks import resuming
 from annotated_nlp.tasks.costs import Shape, emissions, energy, mfu, peak_rate, training_flops
 from annotated_nlp.data import batches
 
