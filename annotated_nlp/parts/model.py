@@ -122,8 +122,8 @@ class Generates:
 
         Temperature 0 takes the most probable token, with `beam` above 1 the best hypothesis of
         `beam_search`; otherwise tokens are drawn as by `sample`. `mask` is True at the real tokens
-        of `prompt`. A row ends with `stop_id`, the model's eos_id if not given, and is then filled with
-        `pad_id`: the model's, or `stop_id` if it has none. Dropout is off. Raises ValueError for a
+        of `prompt`. A row ends with `stop_id`, the model's eos_id if not given, with none if it is -1, and
+        is then filled with `pad_id`: the model's, or `stop_id` if it has none. Dropout is off. Raises ValueError for a
         beam, a cut or a `generator` that the temperature leaves without effect, and as they do.
         """
         from annotated_nlp import decoding
