@@ -43,10 +43,31 @@ def visit(browser, address):
         context.close()
 
 
+@pytest.fixture(scope="module", params=PAGES)
+def opened(request, browser, address):
+    "One page after the other, by day at a desk: its name and itself, opened once for all tests that ask for it."
+    context = web.context(browser, viewport=DESK, color_scheme="light")
+    yield request.param, web.visit(context, f"{address}/{request.param}")
+    context.close()
+
+
 def hindrances(page):
     "What axe finds serious or critical; the page is of no use to another test afterwards."
     return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in web.violations(page)
             if v["impact"] in ("serious", "critical")]
+
+
+def figures_suit(page, dark):
+    "The first figure goes dark with the page and keeps its range."
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(",")[:3])) < 200) == dark, f"page on {paper}"
+    figure = page.locator("main figure img:not(.as-is)").first
+    figure.scroll_into_view_if_needed()
+    alone = figure.screenshot(style="#quarto-header { display: none !important }")  # a tall figure reaches under the bar
+    pixels = np.asarray(Image.open(io.BytesIO(alone)).convert("L")) / 255
+    background = np.median(pixels[:4])  # the paper above what is drawn
+    assert background < 0.3 if dark else background > 0.9
+    assert np.abs(pixels - background).max() > 0.5
 
 
 def test_every_chapter_is_a_page():
@@ -54,11 +75,10 @@ def test_every_chapter_is_a_page():
     assert notebooks and notebooks == set(CHAPTERS)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_page(visit, name):
+def test_page(opened):
     """Opens cleanly and light, stands still while it loads, shows mathematics as mathematics, and describes every figure
     to those who can't see it."""
-    page = visit(name, viewport=DESK, color_scheme="light")
+    _, page = opened
     formulas = page.locator("main .math").count()
     if formulas:
         page.wait_for_selector("main .katex, main mjx-container")
@@ -78,34 +98,28 @@ def test_page(visit, name):
     assert page.wrong == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_phone(visit, name):
+def test_phone(opened):
     "A phone's page never scrolls sideways; wide code and tables scroll by themselves."
-    page = visit(name, viewport=PHONE, color_scheme="light", device_scale_factor=2)
+    _, page = opened
+    page.set_viewport_size(PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.set_viewport_size(DESK)
     assert page.wrong == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_readable(opened):
+    "Text and code keep the contrast that WCAG asks of text, figures keep their range, and a screen reader finds its way."
+    name, page = opened
+    if name in CHAPTERS:
+        figures_suit(page, dark=False)
+    assert hindrances(page) == []  # the page's last test
+
+
 @pytest.mark.parametrize("name", CHAPTERS)
-def test_readable(visit, name, scheme):
-    "Text and code keep the contrast that WCAG asks of text; figures go dark with the page and keep their range."
-    page = visit(name, viewport=DESK, color_scheme=scheme)
-    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, paper[4:-1].split(",")[:3])) < 200) == (scheme == "dark"), f"{scheme} page on {paper}"
-    figure = page.locator("main figure img:not(.as-is)").first
-    figure.scroll_into_view_if_needed()
-    alone = figure.screenshot(style="#quarto-header { display: none !important }")  # a tall figure reaches under the bar
-    pixels = np.asarray(Image.open(io.BytesIO(alone)).convert("L")) / 255
-    background = np.median(pixels[:4])  # the paper above what is drawn
-    assert background < 0.3 if scheme == "dark" else background > 0.9
-    assert np.abs(pixels - background).max() > 0.5
+def test_readable_by_night(visit, name):
+    page = visit(name, viewport=DESK, color_scheme="dark")
+    figures_suit(page, dark=True)
     assert hindrances(page) == []
-
-
-@pytest.mark.parametrize("name", sorted(set(PAGES) - set(CHAPTERS)))
-def test_page_beside_the_chapters_is_accessible(visit, name):
-    assert hindrances(visit(name, viewport=DESK, color_scheme="light")) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
