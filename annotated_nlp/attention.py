@@ -94,10 +94,8 @@ class Attention(nn.Module):
         dropout: float,
     ):
         super().__init__()
-        checks.attention_sizes(d_model, n_heads, d_head, scale, dropout)
+        checks.attention_sizes(d_model, n_heads, n_kv_heads, d_head, scale, dropout)
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        checks.integers(n_kv_heads=n_kv_heads)
-        checks.divides("n_kv_heads", "n_heads", n_kv_heads=n_kv_heads, n_heads=n_heads)
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.d_head = d_head or d_model // n_heads
         self.width = n_heads * self.d_head
@@ -125,7 +123,8 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         if mask is not None:
-            checks.attention_mask(q.shape[0], q.shape[2], k.shape[2], mask)
+            (b, _, n, _), m = q.shape, k.shape[2]
+            checks.mask((b, m), (b, n, m), what="what may be attended to", mask=mask)
             axes = "b m -> b 1 1 m" if mask.ndim == 2 else "b n m -> b 1 n m"
             mask = rearrange(mask, axes)
         if self.prefix is not None:
@@ -182,7 +181,8 @@ class SelfAttention(Attention):
         `mask` is True where attention is allowed, for keys (b m) or pairs (b n m). With a cache, `x` holds positions
         `start`, `start` + 1, ... and m counts all positions so far.
         """
-        checks.continued(start, cache)
+        if start and cache is None:
+            raise ValueError(f"start={start} needs cache=new_cache(batch_size, max_len)")
         q, k, v = self.split(self.query_key_value(x))
         q, k, bias = (q, k, None) if relative is None else relative(q, k, start)
         if cache is not None:
@@ -233,7 +233,7 @@ class CrossAttention(Attention):
         """As in `SelfAttention`. `memory` may be what `remember` made of it."""
         q = self.heads(self.query(x))
         kept = memory if isinstance(memory, KVCache) else self.remember(memory)
-        checks.one_memory_each(x.shape[0], kept.k.shape[0])
+        checks.equal("give each row its own", rows=x.shape[0], memories=kept.k.shape[0])
         return self.mix(q, kept.k, kept.v, mask, need_weights=need_weights)
 
     def remember(self, memory: Float[Tensor, "b m e"]) -> KVCache:

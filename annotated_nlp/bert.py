@@ -305,7 +305,7 @@ def pack(
     room for the special tokens.
     """
     room = max_len - (2 if second is None else 3)
-    checks.room_for(max_len, max_len - room, "[CLS] and [SEP]")
+    checks.integers(max_len - room, max_len=max_len)  # [CLS] and [SEP] need them
     after = 0 if second is None else len(second)
     kept = min(len(first), max(room - after, room - room // 2))
     ids = [cls_id, *first[:kept], sep_id]

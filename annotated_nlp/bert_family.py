@@ -152,7 +152,9 @@ def boundaries(chosen: Bool[Tensor, "b n"]) -> Boundaries:
 
     Raises ValueError, on the CPU, where a run has no position left or right of it.
     """
-    checks.inner_runs(chosen=chosen)
+    checks.shaped("b n", "booleans", chosen=chosen)
+    edge = "chosen is True at the first or last position: give runs neighbours on each side"
+    checks.require(not checks.seen(chosen) or not chosen[:, [0, -1]].any(), edge)
     n = chosen.shape[1]
     place = torch.arange(n, device=chosen.device)
     left = torch.where(chosen, 0, place).cummax(1).values
@@ -176,7 +178,7 @@ class SpanBert(BertForMaskedLM):
         self, states: Float[Tensor, "b n d"], chosen: Bool[Tensor, "b n"]
     ) -> Float[Tensor, "k v"]:
         """Logits of the k chosen pieces, of which each run is a span. Errors as in `boundaries`."""
-        checks.mask(states.shape[:2], "pieces that were chosen", chosen=chosen)
+        checks.mask(states.shape[:2], what="pieces that were chosen", chosen=chosen)
         row, left, right, number = boundaries(chosen)
         pieces = self.trunk.embedding.tokens.weight
         return self.span_boundary(states[row, left], states[row, right], number, pieces)

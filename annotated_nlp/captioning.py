@@ -44,7 +44,7 @@ class FeatureMap(nn.Module):
     ):
         super().__init__()
         checks.even(window=window)
-        checks.divides("window", "image_size", window=window, image_size=image_size)
+        checks.divides(window=window, image_size=image_size)
         widths, layers = (n_channels, width, 2 * width, 2 * width), []
         for i, (before, after) in enumerate(zip(widths, widths[1:])):
             stride = 1 if i else 2
@@ -122,7 +122,7 @@ class ShowAndTell(Generates, Seq2Seq):
         self, images: Float[Tensor, "b channels height width"], ids: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b n v"]:
         """Logits for the token after each of `ids`, the caption shifted right, `bos_id` in front."""
-        checks.ids(self.config.tgt_vocab_size, rows=images.shape[0], ids=ids)
+        checks.ids(self.config.tgt_vocab_size, (images.shape[0], "n"), ids=ids)
         return self._decode(ids, self.start(images))[0]
 
     def begin(
@@ -208,7 +208,7 @@ class Captioner(Pretrained, Generates, nn.Module):
         With `all_layers` a tuple of each, layer by layer.
         """
         seen = self.encoder.states(images, all_layers=all_layers)
-        checks.ids(self.config.decoder.vocab_size, rows=images.shape[0], ids=ids)
+        checks.ids(self.config.decoder.vocab_size, (images.shape[0], "n"), ids=ids)
         memory = self.project(seen[-1] if all_layers else seen)
         return seen, self.decoder.states(ids, memory=memory, all_layers=all_layers)
 

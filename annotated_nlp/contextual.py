@@ -207,8 +207,7 @@ class LSTMLanguageModel(Generates, nn.Module):
         """The state and the word from which `generate` writes on; padding may stand anywhere."""
         checks.ids(self.config.vocab_size, ids=ids)
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-        checks.mask(ids.shape, "tokens", mask=mask)
-        checks.real_rows(mask=mask)
+        checks.mask(ids.shape, what="tokens", each_row=True, mask=mask)
         last, state = (
             last_state(rearrange(ids, "b n -> b n 1").double(), mask),
             self.start(len(ids)),
@@ -226,7 +225,7 @@ def language_model_loss(
 
     A row's first word is never asked. Dai and Le 2015, section 2.1.
     """
-    checks.mask(ids.shape, "words to predict", asked=asked)
+    checks.mask(ids.shape, what="words to predict", asked=asked)
     return cross_entropy(model(ids[:, :-1]), ids[:, 1:], asked[:, 1:])
 
 
@@ -321,7 +320,7 @@ class CharacterEmbedding(nn.Module):
 
     def forward(self, words: Int[Tensor, "b n l"]) -> Float[Tensor, "b n d"]:
         """A vector for each spelling; one of zeros alone has a vector too, which nobody should read."""
-        checks.token_ids(words=words)
+        checks.shaped("b n l", "token ids", words=words)
         flat = rearrange(words, "b n l -> (b n) l")
         kinds, which = flat.unique(dim=0, return_inverse=True)  # each word once
         x = rearrange(self.characters(kinds), "w l d -> w d l")

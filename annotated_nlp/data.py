@@ -36,7 +36,8 @@ def pad(
     mask = torch.arange(width) < rearrange(lengths, "b -> b 1")
     tokens = torch.tensor([*itertools.chain.from_iterable(sequences)])
     ids = torch.full(mask.shape, pad_id)
-    checks.whole_numbers(f"sequences and {pad_id=}", tokens, ids)
+    if (found := {tokens.dtype, ids.dtype}) != {torch.int64}:
+        raise TypeError(f"sequences and {pad_id=} must be whole numbers, not {found}")
     ids[mask] = tokens
     return ids, mask
 
@@ -133,7 +134,9 @@ def batches(
     checks.integers(size=size)
     checks.require(len(rows), "rows is empty: batches needs at least one row")
     if collate is collate_pairs:  # said here, not in the middle of an epoch
-        checks.full_pairs(rows)
+        for i, (source, target) in enumerate(rows):
+            checks.require(len(source), f"rows[{i}] has an empty source: drop the pair")
+            checks.require(len(target), f"rows[{i}] has an empty target: drop the pair")
     return _Batches(rows, size, collate, key, shuffle, seed, drop_last)
 
 # %% ../nbs/01_data.ipynb #6d54192d
@@ -156,7 +159,9 @@ def forever(batches: Iterable) -> Iterator:
 
     Raises TypeError for an iterator, ValueError for no batches.
     """
-    checks.read_again(batches)
+    if not hasattr(batches, "__len__"):
+        raise TypeError("forever reads again: give batches(...), not an iterator")
+    checks.require(len(batches), "batches is empty: forever needs at least one batch")
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
 # %% ../nbs/01_data.ipynb #3511c7dc

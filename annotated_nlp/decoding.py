@@ -51,9 +51,9 @@ def _log_probs(
 ) -> tuple[Float[Tensor, "b v"], State]:
     """Feed one token a row; the next token's log-probabilities, in float32 at least."""
     logits, state = step(ids, state)
-    checks.step_logits(ids.shape[0], logits)
-    if stop_id is not None:
-        checks.stop_token(logits.shape[1], stop_id)
+    last = "what step returns; a model that returns every position needs [:, -1]"
+    checks.shaped((ids.shape[0], "v"), "floats", last, logits=logits)
+    checks.tokens(logits.shape[1], **checks.given(stop_id=stop_id))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(-1, dtype=dtype), state
 
@@ -73,7 +73,7 @@ def _left_to_right(
     """One hypothesis a row: `pick` chooses its next token, and the choice stands."""
     checks.last_tokens(start)
     checks.integers(max_new_tokens=max_new_tokens)
-    checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
+    checks.integers(None, **checks.given(stop_id=stop_id), pad_id=pad_id)
     ids = torch.full((len(start), max_new_tokens), pad_id, device=start.device)
     lengths = torch.zeros_like(start, dtype=torch.long)
     scores = torch.zeros_like(start, dtype=torch.float32)
@@ -159,7 +159,7 @@ def beam_search(
     """
     checks.last_tokens(start)
     checks.integers(beam=beam, max_new_tokens=max_new_tokens)
-    checks.integers(None, stop_id=0 if stop_id is None else stop_id, pad_id=pad_id)
+    checks.integers(None, **checks.given(stop_id=stop_id), pad_id=pad_id)
     # above, scores over a power of the length underflow
     checks.within("[0, 10]", length_penalty=length_penalty)
     b, rows = len(start), torch.arange(len(start), device=start.device)
@@ -236,10 +236,8 @@ def filter_logits(
     not above 0, `top_k` below 1 and `top_p` outside (0, 1].
     """
     checks.within("(0, inf)", temperature=temperature)  # for 0 there is greedy
-    if top_k is not None:
-        checks.integers(top_k=top_k)
-    if top_p is not None:
-        checks.within("(0, 1]", top_p=top_p)
+    checks.integers(**checks.given(top_k=top_k))
+    checks.within("(0, 1]", **checks.given(top_p=top_p))
     # With the best at 0 nothing overflows, and no temperature is so low that it counts as 0.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     least, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max

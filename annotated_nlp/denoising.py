@@ -46,12 +46,13 @@ def hide_pieces(
     shapes and dtypes.
     """
     checks.within("[0, 1]", masked=masked, random=random)
-    if masked + random > 1:
-        checks.together("make them add up to 1 at most", masked=masked, random=random)
+    checks.require(
+        masked + random <= 1, f"{masked=} and {random=} must add up to 1 at most"
+    )
     checks.integers(vocab_size=vocab_size)
     checks.tokens(vocab_size, mask_id=mask_id)
-    checks.token_ids(ids=ids)
-    checks.mask(ids.shape, "pieces to be asked for", chosen=chosen)
+    checks.shaped("...", "integers", ids=ids)
+    checks.mask(ids.shape, what="pieces to be asked for", chosen=chosen)
 
     where = dict(generator=generator, device=ids.device)
     fate = torch.rand(ids.shape, **where)
@@ -88,8 +89,8 @@ def mask_pieces(
     vocabulary, wrong shapes and dtypes.
     """
     checks.within("[0, 1]", rate=rate)
-    checks.token_ids(ids=ids)
-    checks.mask(ids.shape, "pieces that may be chosen", candidates=candidates)
+    checks.shaped("...", "integers", ids=ids)
+    checks.mask(ids.shape, what="pieces that may be chosen", candidates=candidates)
     coins = torch.rand(ids.shape, generator=generator, device=ids.device)
     fates = dict(mask_id=mask_id, vocab_size=vocab_size, masked=masked, random=random)
     return hide_pieces(ids, candidates & (coins < rate), **fates, generator=generator)
@@ -108,8 +109,8 @@ def choose_words(
     Raises ValueError for a `rate` outside [0, 1], wrong shapes and dtypes.
     """
     checks.within("[0, 1]", rate=rate)
-    checks.mask(candidates.shape, "pieces that may be chosen", candidates=candidates)
-    checks.mask(candidates.shape, "first pieces of words", starts=starts)
+    checks.mask(candidates.shape, what="pieces that may be chosen", candidates=candidates)
+    checks.mask(candidates.shape, what="first pieces of words", starts=starts)
     where = dict(generator=generator, device=candidates.device)
     coins = torch.rand(*candidates.shape[:-1], candidates.shape[-1] + 1, **where)
     return candidates & (coins.gather(-1, starts.cumsum(-1)) < rate)
@@ -144,8 +145,8 @@ def choose_spans(
     [0, 1], wrong shapes and dtypes.
     """
     checks.within("[0, 1]", rate=rate)
-    checks.mask(candidates.shape, "pieces that may be chosen", candidates=candidates)
-    checks.mask(candidates.shape, "first pieces of words", starts=starts)
+    checks.mask(candidates.shape, what="pieces that may be chosen", candidates=candidates)
+    checks.mask(candidates.shape, what="first pieces of words", starts=starts)
     chances, chosen = span_lengths(p, longest), torch.zeros_like(candidates, device="cpu")
     for row, free, begins in zip(chosen, candidates.tolist(), starts.tolist()):
         left, n = round(rate * sum(free)), len(free)
@@ -190,10 +191,11 @@ def replace_pieces(
     2020, section 2. Raises ValueError for wrong shapes and dtypes, and on the CPU for another
     number of rows than chosen positions and for logits that are no distribution.
     """
-    checks.token_ids(ids=ids)
-    checks.mask(ids.shape, "positions to draw for", chosen=chosen)
+    checks.shaped("...", "integers", ids=ids)
+    checks.mask(ids.shape, what="positions to draw for", chosen=chosen)
     checks.row_each(chosen, logits=logits)
-    checks.drawable(logits=logits)
+    if checks.seen(logits):  # the largest is NaN if one is
+        checks.distributions(~logits.amax(-1).isfinite(), "logits")
     drawn = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)
     corrupted = ids.masked_scatter(chosen, drawn.to(ids.dtype))
     return Replaced(corrupted, corrupted != ids)
@@ -214,7 +216,18 @@ def replace_spans(tokens: Sequence, noise: Sequence[bool], sentinels: Sequence) 
     than there are sentinels for.
     """
     checks.text(tokens, noise=noise)
-    checks.sentinels(tokens, noise, sentinels)
+    own, runs = set(sentinels), sum(hidden for hidden, _ in groupby(map(bool, noise)))
+    checks.require(
+        len(own) == len(sentinels), "sentinels holds one twice: give each gap its own"
+    )
+    used = (
+        f"tokens holds the sentinel {own.intersection(tokens)}: give some that no text uses"
+    )
+    checks.require(own.isdisjoint(tokens), used)
+    few = (
+        f"noise has {runs} runs, too many for {len(own)} sentinels: give one more than runs"
+    )
+    checks.require(runs < len(own), few)
     inputs, targets, names = [], [], iter(sentinels)
     for hidden, run in groupby(zip(noise, tokens), lambda pair: bool(pair[0])):
         run = [token for _, token in run]
@@ -301,7 +314,9 @@ def bert_style(
     Raises ValueError for a swapped position that is no noise.
     """
     checks.text(tokens, noise=noise)
-    checks.of_noise(noise, swapped=swapped)
+    hidden = [i for i, gone in enumerate(noise) if gone]
+    for i in swapped:
+        checks.require(i in hidden, f"swapped has position {i}, which is no noise: drop it")
     inputs = [
         swapped.get(i, mask) if gone else token
         for i, (token, gone) in enumerate(zip(tokens, noise))
@@ -320,7 +335,8 @@ def deshuffling(tokens: Sequence, order: Sequence[int]) -> Example:
     Raises ValueError for no permutation.
     """
     checks.text(tokens, order=order)
-    checks.permutation(order=order)
+    every = f"order must be a permutation of 0 to {len(order) - 1}, not {list(order)}"
+    checks.require(sorted(order) == [*range(len(order))], every)
     return Example([tokens[i] for i in order], list(tokens))
 
 
@@ -404,9 +420,13 @@ def text_infilling(
     Raises ValueError for spans that overlap, stand out of order, or reach beyond the text.
     """
     checks.text(tokens)
-    checks.spans(len(tokens), spans)
     inputs, end = [], 0
     for start, length in spans:
+        checks.require(
+            end <= start <= start + length <= len(tokens),
+            f"spans has ({start}, {length}) after position {end} of {len(tokens)} tokens: they must stand in order "
+            "within the text, and not overlap",
+        )
         inputs += [*tokens[end:start], mask]
         end = start + length
     return Example([*inputs, *tokens[end:]], list(tokens))

@@ -139,9 +139,9 @@ class ElectraPair(nn.Module):
         super().__init__()
         checks.instances(ElectraForMaskedLM, generator=generator)
         checks.instances(ElectraForPreTraining, discriminator=discriminator)
-        both = dict(generator=generator.config, discriminator=discriminator.config)
-        shared = "vocab_size max_len n_segments d_embedding norm bias eps"
-        checks.equal("they share their embedding", shared, **both)
+        for name in "vocab_size max_len n_segments d_embedding norm bias eps".split():
+            a, b = (getattr(model.config, name) for model in (generator, discriminator))
+            checks.equal("one embedding for both", **{name: a, f"discriminator.{name}": b})
         self.generator, self.discriminator = generator, discriminator
         generator.trunk.embedding = discriminator.trunk.embedding
 
@@ -184,12 +184,12 @@ def electra_loss(
     in float32, or float64 if the logits are. Raises ValueError for wrong shapes and dtypes, a
     negative `weight`, and on the CPU for other places than those that were judged.
     """
-    checks.token_ids(ids=ids)
+    checks.shaped("...", "integers", ids=ids)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-    checks.mask(ids.shape, "what is asked for", chosen=chosen, mask=real)
+    checks.mask(ids.shape, what="what is asked for", chosen=chosen, mask=real)
     checks.same_shape(ids=ids, **{"judged.ids": judged.ids})
     checks.within("[0, inf)", weight=weight)
-    checks.chosen(chosen, **{"judged.pieces": judged.pieces})
+    checks.row_each(chosen, **{"judged.pieces": judged.pieces})
     wide = torch.promote_types(judged.logits.dtype, torch.float32)
     mlm = F.cross_entropy(judged.pieces.to(wide), ids[chosen], reduction="sum")
     mlm = mlm / chosen.sum().clamp(min=1)

@@ -68,8 +68,7 @@ class GPTConfig(BlockConfig):
         super().__post_init__()
         checks.sizes(self, "vocab_size max_len n_layers n_classes")
         checks.flags(prefix_lm=self.prefix_lm)
-        if self.eos_id is not None:
-            checks.tokens(self.vocab_size, eos_id=self.eos_id)
+        checks.tokens(self.vocab_size, **checks.given(eos_id=self.eos_id))
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":
@@ -169,15 +168,14 @@ class GPT(Pretrained, Generates, Decoder):
         Arguments as in `forward`.
         """
         checks.ids(self.config.vocab_size, ids=ids)
-        if mask is not None:
-            checks.tokens_first(ids.shape, mask)
+        checks.tokens_first(ids.shape, mask)
         if self.config.prefix_lm:
             prefix = ids.new_zeros(ids.shape[0]) if prefix is None else prefix
-            checks.counts(ids.shape[0], most=ids.shape[1], prefix=prefix)
+            checks.counts(*ids.shape, prefix=prefix)
             pairs = prefix_mask(prefix, ids.shape[1])
             mask = pairs if mask is None else pairs & rearrange(mask, "b m -> b 1 m")
         elif prefix is not None:
-            checks.missing_option("prefix_lm", "prefix")
+            raise ValueError("prefix is given: make the model with prefix_lm=True")
         return super().states(ids, mask, all_layers=all_layers)
 
 # %% ../nbs/10_gpt.ipynb #881acbba

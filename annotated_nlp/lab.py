@@ -264,7 +264,16 @@ class Experiment:
         """
         taken = time.perf_counter() - self.started + sum(self.earlier.values())
         for number, entry in numbers.get("claims", {}).items():
-            checks.claim([str(claim["number"]) for claim in _registry()], number, entry)
+            checks.one_of([str(claim["number"]) for claim in _registry()], claim=number)
+            keys = "effect low high n_test seeds unit"
+            if lacking := [key for key in keys.split() if key not in entry]:
+                needed = f"claim {number} is stored without {', '.join(lacking)}"
+                raise ValueError(f"{needed}: give what lab.difference returns")
+            low, high = entry["low"], entry["high"]
+            checks.within("(-inf, inf)", effect=entry["effect"], low=low, high=high)
+            checks.integers(n_test=entry["n_test"], seeds=entry["seeds"])
+            turned = f"claim {number} has {low=} above {high=}: change them round"
+            checks.require(low <= high, turned)
         kept = new_record(
             self.name,
             command=f"make lab-run NAME={self.name}",
@@ -333,8 +342,19 @@ def _arms(
     first: Any, second: Any, score: Any, paired: bool
 ) -> list[Float[Tensor, "_ n k"]]:
     arms = [torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (first, second)]
-    axes = "items" if score is None else "items, parts"
-    checks.arms(axes, paired, first=arms[0], second=arms[1])
+    axes = ("items",) if score is None else ("items", "parts")
+    for name, x in zip(("first", "second"), arms, strict=True):
+        seeds = ("seeds",) * (x.ndim > len(axes))
+        checks.shaped(seeds + axes, "floats", "none of them empty", 1, **{name: x})
+        lost = f"{name} holds NaN or inf at {(~x.isfinite()).nonzero()[:1].tolist()}"
+        checks.require(
+            x.isfinite().all(), f"{lost}: give a score to every item, 0 where a run failed"
+        )
+    one, other = (tuple(x.shape) for x in arms)
+    same = "both arms must answer the same items, in the same order"
+    checks.equal(same, first=one[-len(axes) :], second=other[-len(axes) :])
+    if paired or len(one) == len(other):
+        checks.equal("give as many seeds each", first=one, second=other)
     if score is None:
         arms = [x[..., None] for x in arms]
     return [x if x.ndim == 3 else x[None] for x in arms]

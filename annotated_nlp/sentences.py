@@ -101,8 +101,8 @@ class SkipThought(nn.Module):
         after: Int[Tensor, "b f"],
     ) -> tuple[Float[Tensor, "b p v"], Float[Tensor, "b f v"]]:
         """Logits of both neighbours' words; `before` and `after` begin with a start token, as a translation does."""
-        checks.ids(self.head.out_features, rows=len(ids), before=before)
-        checks.ids(self.head.out_features, rows=len(ids), after=after)
+        checks.ids(self.head.out_features, (len(ids), "n"), before=before)
+        checks.ids(self.head.out_features, (len(ids), "n"), after=after)
         z = self.encoder(ids, mask)
         return self.write("before", z, before), self.write("after", z, after)
 

@@ -99,9 +99,8 @@ class Seq2Seq(nn.Module):
         """The decoder's state before its first token. No mask: `pad_id` is padding."""
         checks.ids(self.config.src_vocab_size, src=src)
         mask = src != self.config.pad_id if src_mask is None else src_mask
-        checks.mask(src.shape, src_mask=mask)
-        checks.same_device(src=src, src_mask=mask)
-        checks.real_rows(src_mask=mask)
+        checks.mask(src.shape, each_row=True, src_mask=mask)
+        checks.equal("try src_mask.to(src.device)", src=src.device, src_mask=mask.device)
         memory, z = self.encoder(self.dropout(self.src_embedding(src)), mask)
         hidden = rearrange(
             torch.tanh(self.bridge(z)),
@@ -119,7 +118,7 @@ class Seq2Seq(nn.Module):
     ) -> Float[Tensor, "b n v"]:
         """Logits for the token after each of `tgt`, the target shifted right, BOS first."""
         state = self.start(src, src_mask)
-        checks.ids(self.config.tgt_vocab_size, rows=src.shape[0], tgt=tgt)
+        checks.ids(self.config.tgt_vocab_size, (src.shape[0], "n"), tgt=tgt)
         return self._decode(tgt, state)[0]
 
     def step(
@@ -155,13 +154,18 @@ def cross_entropy(
     CPU for a real target outside the vocabulary.
     """
     checks.within("[0, 1]", smoothing=smoothing)
-    checks.targets(logits, targets, mask)
+    checks.shaped("b n v", "floats", logits=logits)
+    *rows, v = logits.shape
+    checks.shaped(rows, "integers", targets=targets)
+    checks.mask(rows, mask=mask)
+    padding = "make mask False at padding"
+    targets = targets.masked_fill(~mask, 0).long()
+    checks.ids(v, rows, padding, 0, targets=targets)
     # so that NaN there spoils no gradient
     logits = logits.masked_fill(~mask[..., None], 0.0)
     log_probs = logits.log_softmax(
         -1, dtype=torch.promote_types(logits.dtype, torch.float32)
     )
-    targets = targets.masked_fill(~mask, 0).long()
     losses = -log_probs.take_along_dim(targets[..., None], dim=-1)[..., 0]
     if smoothing:
         possible = log_probs > -math.inf
@@ -204,7 +208,11 @@ def teacher_forcing(
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         losses.append(loss.item())
-        checks.finite(step, losses[-1], norm.item(), lr)
+        if not math.isfinite(losses[-1] + norm.item()):
+            wrong = f"at step {step} the loss is {losses[-1]} and its gradient's norm {norm.item()}"
+            raise FloatingPointError(
+                f"{wrong}; lower {lr=}, or look for NaN in the weights"
+            )
         share = min(1, 10 * step / steps, (steps + 1 - step) / (0.9 * steps))
         optimizer.param_groups[0]["lr"] = lr * share
         optimizer.step()

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import log
+from operator import index
 from typing import NamedTuple
 
 from jaxtyping import Bool, Int
@@ -158,6 +159,18 @@ def learn_merges(
     return merges
 
 # %% ../nbs/02_tokenization.ipynb #f99c3e5a
+def _looked_up(pieces: Mapping[int, str], ids: Iterable[int]) -> list[str]:
+    """The pieces of `ids`; refuses ids outside the vocabulary, and what is no row of integers."""
+    try:
+        return [pieces[index(i)] for i in ids]
+    except KeyError as error:
+        message = f"id {error} is outside the vocabulary of {len(pieces)} pieces"
+        raise ValueError(message) from None
+    except TypeError:
+        message = f"ids must be integers, those of one text, not {type(ids).__name__}: {ids!r:.60}"
+        raise TypeError(message) from None
+
+
 class BPE:
     """Byte-pair encoding (Sennrich et al. 2016, section 3.2), words beginning with their space.
 
@@ -172,8 +185,13 @@ class BPE:
 
     def __init__(self, vocab: Mapping[str, int], merges: Iterable[tuple[str, str]]):
         writes_all = self.alphabet and self.alphabet <= vocab.keys()
-        checks.has_unknown(vocab, "for characters that vocab lacks", needed=not writes_all)
-        self.vocab, self.merges = dict(vocab), checks.merges_of(vocab, merges)
+        unknown = "vocab has no '[UNK]'; add it, for characters that vocab lacks"
+        checks.require("[UNK]" in vocab or writes_all, unknown)
+        self.vocab, self.merges = dict(vocab), list(merges)
+        for pair in self.merges:
+            joined = type(pair) is tuple and len(pair) == 2 and "".join(pair) in vocab
+            wrong = f"merges holds {pair!r}; each must be a tuple of two pieces that vocab has joined"
+            checks.require(joined, wrong)
         self.pieces = {i: piece for piece, i in self.vocab.items()}
         self.rank = {pair: rank for rank, pair in enumerate(self.merges)}
         self.known = {}  # word -> its pieces, for words met lately
@@ -212,7 +230,7 @@ class BPE:
 
     def decode(self, ids: Iterable[int]) -> str:
         "The text of `ids` without special tokens. Raises ValueError for an unknown id."
-        pieces = checks.looked_up(self.pieces, ids)
+        pieces = _looked_up(self.pieces, ids)
         return self.text(piece for piece in pieces if piece not in SPECIALS)
 
 # %% ../nbs/02_tokenization.ipynb #66bff86a
@@ -346,7 +364,8 @@ class WordPiece:
     """
 
     def __init__(self, vocab: Mapping[str, int], max_chars: int = 100):
-        checks.has_unknown(vocab, "for words that can't be cut")
+        unknown = "vocab has no '[UNK]'; add it, for words that can't be cut"
+        checks.require("[UNK]" in vocab, unknown)
         self.vocab, self.max_chars = dict(vocab), max_chars
         self.pieces = {i: piece for piece, i in self.vocab.items()}
 
@@ -408,7 +427,7 @@ class WordPiece:
     def decode(self, ids: Iterable[int]) -> str:
         """The words of `ids`, one space between them: case, accents and spacing are lost. Special
         tokens are written out, unlike in `BPE.decode`. Raises ValueError for an unknown id."""
-        return " ".join(checks.looked_up(self.pieces, ids)).replace(" ##", "")
+        return " ".join(_looked_up(self.pieces, ids)).replace(" ##", "")
 
 # %% ../nbs/02_tokenization.ipynb #1e2495b7
 #| code-fold: true

@@ -115,10 +115,12 @@ def decay_groups(
             "model has no parameter with requires_grad=True: unfreeze what should be trained"
         )
     checks.within("[0, inf)", weight_decay=weight_decay)
-    checks.factors(names, groups or {})
+    checks.beginnings(names, *(groups or {}))
     members = {"": (1.0, weight_decay, [])}
     for words, value in (groups or {}).items():
         factor, decay = value if isinstance(value, tuple) else (value, weight_decay)
+        checks.within("[0, inf)", **{f"groups: the factor of {words}": factor})
+        checks.within("[0, inf)", **{f"groups: the weight decay of {words}": decay})
         members[words] = factor, decay, []
     for name in trained:
         fitting = [

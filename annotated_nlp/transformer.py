@@ -56,17 +56,12 @@ class BlockConfig:
     eps: float = 1e-5
 
     def __post_init__(self):
-        checks.sizes(self, "d_model n_heads d_ff")
-        checks.integers(d_head=1 if self.d_head is None else self.d_head)
-        if self.n_kv_heads is not None:
-            checks.integers(n_kv_heads=self.n_kv_heads)
-            heads = dict(n_kv_heads=self.n_kv_heads, n_heads=self.n_heads)
-            checks.divides("n_kv_heads", "n_heads", **heads)
+        optional = self.n_kv_heads, self.d_head, self.scale
+        checks.attention_sizes(self.d_model, self.n_heads, *optional, self.dropout)
+        checks.integers(d_ff=self.d_ff)
         checks.one_of(("layer", "rms"), norm=self.norm)
         checks.one_of(ACTIVATIONS, activation=self.activation)
         checks.flags(norm_first=self.norm_first, gated=self.gated, bias=self.bias)
-        checks.within("(0, inf)", scale=1.0 if self.scale is None else self.scale)
-        checks.within("[0, 1)", dropout=self.dropout)
         checks.within("[0, inf)", eps=self.eps)
 
 
@@ -240,11 +235,10 @@ class Stack(nn.Module):
         With `all_layers` a tuple: what came in, then what each layer gave, the last one after the last norm.
         """
         layers, states = self.layers, [x]
-        checks.one_cache_each(caches, len(layers))
+        caches = [None] * len(layers) if caches is None else caches
+        checks.equal("give those of new_caches", caches=len(caches), blocks=len(layers))
         each = relative if isinstance(relative, Sequence) else [relative] * len(layers)
-        for block, own, cache in zip(
-            layers, each, caches or [None] * len(layers), strict=True
-        ):
+        for block, own, cache in zip(layers, each, caches, strict=True):
             inputs = states[-1], mask, own, memory, memory_mask, cache, start
             if self.checkpoint and torch.is_grad_enabled():
                 states.append(checkpoint(block, *inputs, use_reentrant=False))
@@ -287,7 +281,8 @@ class TransformerConfig(BlockConfig):
         checks.flags(shared_vocab=self.shared_vocab)
         checks.one_of(("sinusoidal", "learned", "none"), positions=self.positions)
         if self.shared_vocab:
-            checks.one_vocabulary(self.src_vocab_size, self.tgt_vocab_size)
+            sizes = dict(source=self.src_vocab_size, target=self.tgt_vocab_size)
+            checks.equal("shared_vocab=True needs one vocabulary, make them one", **sizes)
 
     @classmethod
     def base(cls, vocab_size: int = 37_000, **changes) -> "TransformerConfig":
@@ -398,7 +393,8 @@ class EncoderDecoder(Pretrained, Generates, WritesFromSource, nn.Module):
         """
         mask = self._real(src, src_mask)
         encoder = self.encoder_layers(src, mask, all_layers)
-        checks.ids(self.decoder.embedding.tokens.num_embeddings, rows=src.shape[0], tgt=tgt)
+        size = self.decoder.embedding.tokens.num_embeddings
+        checks.ids(size, (src.shape[0], "n"), tgt=tgt)
         decoder = self.decoder.states(
             tgt, memory=encoder[-1], memory_mask=mask, all_layers=all_layers
         )

@@ -33,7 +33,7 @@ def to_patches(
     Dosovitskiy et al. 2021, section 3.1. Raises ValueError for images that can't be cut so.
     """
     checks.integers(size=size)
-    checks.cuttable(images, size)
+    checks.images(images, size=size, kind="numbers")
     pattern = "b channels (y p) (x q) -> b (y x) (channels p q)"
     return rearrange(images, pattern, p=size, q=size)
 
@@ -62,13 +62,7 @@ class ViTConfig(BlockConfig):
     def __post_init__(self):
         super().__post_init__()
         checks.sizes(self, "image_size patch_size n_channels n_classes n_layers")
-        sizes = dict(image_size=self.image_size, patch_size=self.patch_size)
-        checks.divides(
-            "patch_size",
-            "image_size",
-            "an image is cut into whole patches, so change one",
-            **sizes,
-        )
+        checks.divides(patch_size=self.patch_size, image_size=self.image_size)
 
     @property
     def n_patches(self) -> int:
@@ -144,7 +138,8 @@ def interpolate_places(
     Section 3.2. Raises ValueError for places that are no square.
     """
     side = math.isqrt(places.shape[1])
-    checks.square_grid(places.shape[1], side, height, width)
+    checks.integers(places=places.shape[1], height=height, width=width)
+    checks.equal("drop the class token's", places=places.shape[1], square=side**2)
     grid = rearrange(places, "1 (y x) d -> 1 d y x", y=side)
     grid = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
     return rearrange(grid, "1 d y x -> 1 (y x) d")
@@ -165,7 +160,7 @@ class ViTEmbedding(nn.Module):
         self, images: Float[Tensor, "b channels height width"]
     ) -> Float[Tensor, "b n d"]:
         """Images of another size than `image_size` get places in between."""
-        checks.readable(images, self.config.n_channels, self.places.dtype)
+        checks.images(images, self.config.n_channels, dtype=self.places.dtype)
         tokens = repeat(self.tokens, "t 1 d -> b t d", b=images.shape[0])
         x, _ = pack([tokens, self.patches(images)], "b * d")
         return self.dropout(x + self.places_of(*images.shape[-2:]))
@@ -301,8 +296,10 @@ def _label_loss(
     teacher: Float[Tensor, "b c"],
 ) -> Float[Tensor, ""]:
     "The class head's loss, in float32 at least; refuses what doesn't fit."
-    checks.two_heads(heads, teacher)
-    checks.labels_or_shares(heads[0], labels)
+    checks.equal("give model.heads(images)", heads=len(heads), outputs=2)
+    named = {"heads[0]": heads[0], "heads[1]": heads[1], "teacher": teacher}
+    checks.shaped("b c", "floats", "two heads and teacher alike", 1, **named)
+    checks.labels(*teacher.shape, labels, shares=True)
     logits = heads[0].to(torch.promote_types(heads[0].dtype, torch.float32))
     labels = labels.to(logits.dtype) if labels.ndim > 1 else labels.long()
     return F.cross_entropy(logits, labels)
@@ -319,7 +316,9 @@ def attention_rollout(
     square and of one size.
     """
     maps = [*maps.values()] if isinstance(maps, Mapping) else maps
-    checks.square_maps(maps)
+    checks.require(len(maps), "maps is empty; give the weights of at least one layer")
+    layers = {f"maps[{i}]": weights for i, weights in enumerate(maps)}
+    checks.shaped("b _ n n", **layers)
     flow = None
     for weights in maps:
         own = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)

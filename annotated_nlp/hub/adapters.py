@@ -16,7 +16,7 @@ from pathlib import Path
 from einops import rearrange
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from .. import adapting, checks
 from .checkpoints import read_json
@@ -93,6 +93,38 @@ def save_adapter(model: nn.Module, folder: str | PathLike) -> None:
     (Path(folder) / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
 
 # %% ../../nbs/hub/adapters.ipynb #0369fcbd
+def _differences(
+    model: nn.Module,
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+    kept: Mapping[str, Tensor],
+    sums: Mapping[str, float],
+) -> list[str]:
+    """Where a model isn't the one that an adapter was made for.
+
+    `pairs` are the factors A and B for each linear layer, `kept` whole parameters, `sums` those of the
+    layers' weights.
+    """
+    layers, own, wrong = dict(model.named_modules()), dict(model.named_parameters()), []
+    for name, (a, b) in pairs.items():
+        layer, shape = layers.get(name), (b.shape[0], a.shape[1])
+        if not isinstance(layer, nn.Linear):
+            wrong.append(f"{name} is no linear layer here")
+            continue
+        weight = layer.weight.detach().double()
+        here, then = weight.sum(), sums.get(name, weight.sum())
+        if weight.shape != shape:
+            wrong.append(f"{name} is {tuple(weight.shape)} here and was {shape}")
+        elif abs(here - then) > 0.01 * weight.norm():
+            wrong.append(
+                f"the weights of {name} sum to {here:.4g} here and summed to {then:.4g}"
+            )
+    for name, x in kept.items():
+        shape = tuple(own[name].shape) if name in own else "missing"
+        if shape != tuple(x.shape):
+            wrong.append(f"{name} is {shape} here and was {tuple(x.shape)}")
+    return wrong
+
+
 def load_adapter(model: nn.Module, folder: str | PathLike) -> nn.Module:
     """Put what `save_adapter` or peft has saved on its trunk, ready to use, train or merge; changes and gives the model.
 
@@ -139,7 +171,13 @@ def load_adapter(model: nn.Module, folder: str | PathLike) -> nn.Module:
     pairs = {
         name: tuple(tensors.pop(f"{name}.lora_{x}.weight") for x in "AB") for name in names
     }
-    checks.adapter(folder, model, pairs, tensors, sums)
+    wrong = _differences(model, pairs, tensors, sums)
+    more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    checks.require(
+        not wrong,
+        f"{folder} was made for another model than this {type(model).__name__}: {'; '.join(wrong[:3])}{more}. "
+        "Give the model that it was trained on",
+    )
     changes = {}
     for name, (a, b) in pairs.items():
         n, chosen = parts.get(name, (1, [0]))

@@ -512,7 +512,12 @@ def from_pretrained(
     dtype = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     checks.one_of([None, *_DTYPES.values()], dtype=dtype)
     device = "cpu" if device is None else device
-    checks.real_device(device)
+    try:
+        holds = torch.device(device).type != "meta"
+    except (RuntimeError, TypeError):
+        holds = False
+    wanted = f"device={shown(device)} must be one that holds values, as 'cpu' or 'cuda:0'"
+    checks.require(holds, wanted)
     fresh = (fresh,) if isinstance(fresh, str) else tuple(fresh)
     folder = find_folder(name, [CONFIG, WEIGHTS, INDEX, SHARDS], revision)
     return _loaded(kind, folder, dtype, device, fresh, changes)

@@ -52,7 +52,7 @@ class CanineConfig(BlockConfig):
         checks.sizes(
             self, "max_len n_layers n_segments n_hashes n_buckets window rate kernel"
         )
-        checks.divides("n_hashes", "d_model", n_hashes=self.n_hashes, d_model=self.d_model)
+        checks.divides(n_hashes=self.n_hashes, d_model=self.d_model)
         most = f"n_hashes={self.n_hashes}: there are {len(PRIMES)} hash functions"
         checks.require(self.n_hashes <= len(PRIMES), most)
         rows = (

@@ -35,9 +35,7 @@ def gates(
             attention = model.get_submodule(name.rpartition(".")[0])
             n = n_heads or getattr(attention, "n_heads", None)
             checks.require(n, f"{name} doesn't say how many heads it joins: give n_heads")
-            checks.divides(
-                "n_heads", "in_features", n_heads=n, in_features=layer.in_features
-            )
+            checks.divides(n_heads=n, in_features=layer.in_features)
             given[name] = gate = layer.weight.new_ones(n).requires_grad_()
 
             def multiply(layer: nn.Module, inputs: tuple, gate: Tensor = gate) -> Tensor:

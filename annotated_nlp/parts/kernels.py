@@ -37,7 +37,7 @@ def fused_attention(
     the kernel. Raises ValueError if `k` and `v` differ in length: a kernel would read past the shorter one.
     """
     n, m = q.shape[2], k.shape[2]
-    checks.one_value_each(m, v.shape[2])
+    checks.equal("give each key one value", keys=m, values=v.shape[2])
     if causal and (n != m or mask is not None or bias is not None):
         triangle = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device).tril(m - n)
         mask, causal = triangle if mask is None else mask & triangle, False
@@ -66,10 +66,9 @@ def local_attention(
     checks.integers(2, window=window)
     checks.even(window=window)
     b, _, n, _ = q.shape
-    if mask is not None:
-        checks.mask((b, n), "keys that may be attended to", mask=mask)
+    checks.mask((b, n), what="keys that may be attended to", **checks.given(mask=mask))
     checks.same_shape(q=q, k=k)
-    checks.one_value_each(n, v.shape[2])
+    checks.equal("give each key one value", keys=n, values=v.shape[2])
     r = window // 2
     fill = -n % r  # to a whole number of blocks
     mask = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
@@ -104,8 +103,17 @@ class KVCache:
 
         Raises ValueError when the cache is too short, or has other rows, heads or widths.
         """
-        checks.cache(k.shape, self.k.shape, start)
+        b, h, room, d = self.k.shape
+        fresh = "make the cache with this layer's new_cache, and reorder it with the rows"
+        checks.shaped((b, h, "n", d), what=fresh, keys=k)
+        checks.integers(0, start=start)
         stop = start + k.shape[2]
+        checks.require(
+            stop <= room,
+            lambda: (
+                f"the cache has room for {room} positions, {stop} are needed; make it with max_len={stop} or more"
+            ),
+        )
         self.k[:, :, start:stop] = k
         self.v[:, :, start:stop] = v
         return self.k[:, :, :stop], self.v[:, :, :stop]

@@ -40,7 +40,9 @@ class _Shares(NamedTuple):
     @classmethod
     def of(cls, contexts, n_contexts, discounts, counts) -> "_Shares":
         cut = np.asarray(discounts(counts), dtype=float)
-        checks.cuts(discounts=cut)
+        right = cut.shape == (4,) and all(0 <= x <= k for k, x in enumerate(cut.tolist()))
+        wrong = f"discounts gives {checks.shown(cut.tolist())}: it must give four numbers, for counts of 0, 1, 2, 3 or more"
+        checks.require(right, f"{wrong}, each between 0 and the count")
         cut = cut[counts.clip(max=3)]
         total = np.bincount(contexts, counts, n_contexts)
         saved = np.bincount(contexts, cut, n_contexts)
@@ -89,8 +91,10 @@ class KneserNey:
         self.order, self.vocab_size = order, vocab_size
         self._orders: list[_Order] = []
         ids = self._stream(ids)
-        if order > len(ids):
-            checks.together("give a longer stream", order=order, tokens=len(ids))
+        few = (
+            f"order={order} is more than the stream's {len(ids)} tokens: give a longer one"
+        )
+        checks.require(order <= len(ids), few)
         contexts = endings = np.zeros(
             len(ids), dtype=np.int64
         )  # there is one empty context
@@ -131,8 +135,12 @@ class KneserNey:
 
     def _stream(self, ids: np.ndarray | Tensor) -> np.ndarray:
         ids = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
-        checks.stream(self.vocab_size, ids=ids)
-        return ids.astype(np.int64)
+        wrong = f"ids is {ids.dtype} of shape {ids.shape}; it must hold token ids, which are integers"
+        checks.require(ids.dtype.kind in "iu", wrong)
+        ids = torch.as_tensor(ids.astype(np.int64))
+        checks.shaped("n", what="one stream of tokens", least=1, ids=ids)
+        checks.ids(self.vocab_size, "n", ids=ids)
+        return ids.numpy()
 
 # %% ../../nbs/parts/ngrams.ipynb #c0a70017
 # Up to two neighbours on either side, as offsets from the gap; the longest first.
@@ -170,9 +178,19 @@ class NeighbourCounts:
         pad_id: int | None = None,
     ):
         checks.integers(vocab_size=vocab_size)
-        if pad_id is not None:
-            checks.tokens(vocab_size, pad_id=pad_id)
-        checks.hidden_contexts(vocab_size, contexts)
+        checks.tokens(vocab_size, **checks.given(pad_id=pad_id))
+        for offsets in contexts:
+            checks.integers(None, **{f"an offset of {offsets}": i for i in offsets})
+            own = 0 not in offsets and len(set(offsets)) == len(offsets)
+            checks.require(
+                own, f"contexts has {offsets}: give different offsets, not 0, the gap"
+            )
+            many = f"contexts has {offsets}, with {vocab_size=} too many for one number of 64 bits; give fewer"
+            checks.require((vocab_size + 1) ** len(offsets) < 2**63, many)
+        empty = (
+            f"contexts={checks.shown(contexts)} must end with (), which every position has"
+        )
+        checks.require(len(contexts) and not len(contexts[-1]), empty)
         checks.ids(vocab_size, train=train)
         self.vocab_size, self.pad_id, self.contexts = vocab_size, pad_id, tuple(contexts)
         real = self._ended(train) < vocab_size
@@ -190,8 +208,9 @@ class NeighbourCounts:
         context with it was seen, and a shorter one decides. Raises ValueError for ids outside the vocabulary.
         """
         checks.ids(self.vocab_size, ids=ids)
-        checks.mask(ids.shape, "pieces to guess", wanted=wanted)
-        checks.same_device(train=self._tables[0][0], ids=ids, wanted=wanted)
+        checks.mask(ids.shape, what="pieces to guess", wanted=wanted)
+        device = self._tables[0][0].device
+        checks.equal("use .to(device)", train=device, ids=ids.device, wanted=wanted.device)
         pieces, by = (torch.zeros_like(ids[wanted], dtype=torch.long) for _ in range(2))
         for i in reversed(range(len(self.contexts))):  # longer contexts overrule
             known, commonest = self._tables[i]

@@ -33,7 +33,7 @@ def random_affine(
     image, and by a factor in [1 - `scale`, 1 + `scale`]. Raises ValueError for a `scale` of 1
     or more, an infinite angle or shift, and images that are no floats of that shape.
     """
-    checks.pictures(images)
+    checks.images(images)
     checks.within("[0, 1)", scale=scale)
     checks.within("(-inf, inf)", degrees=degrees, shift=shift)
 
@@ -71,9 +71,9 @@ def mixup(
     ValueError for images as in `random_affine`, for labels that aren't one integer for each
     image, and on the CPU for classes outside `n_classes`.
     """
-    checks.pictures(images)
+    checks.images(images)
     checks.integers(n_classes=n_classes)
-    checks.labels(n_classes, images, labels)
+    checks.labels(images.shape[0], n_classes, labels)
     b, _, height, width = images.shape
 
     def draw() -> Tensor:

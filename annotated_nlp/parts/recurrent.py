@@ -104,7 +104,7 @@ class GRUCell(Cell):
 # %% ../../nbs/parts/recurrent.ipynb #242f524d
 def _without_padding(x: Tensor, mask: Tensor) -> Tensor:
     "The inputs with zeros at padding, so that NaN there spoils no gradient."
-    checks.mask(x.shape[:2], "real steps", mask=mask)
+    checks.mask(x.shape[:2], what="real steps", mask=mask)
     checks.integers(n=x.shape[1])
     return x.masked_fill(~mask[..., None], 0.0)
 

@@ -93,8 +93,7 @@ def speculate(
         logits, after = read(rearrange(torch.cat([last, guess]), "n -> 1 n"), state)
         log_probs = logits[0].log_softmax(-1, dtype=torch.float32)
         checks.distributions(log_probs.isnan().any()[None])
-        if stop_id is not None:
-            checks.stop_token(log_probs.shape[-1], stop_id)
+        checks.tokens(log_probs.shape[-1], **checks.given(stop_id=stop_id))
         if temperature == 0:
             p = F.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).float()
         else:

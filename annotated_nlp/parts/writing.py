@@ -84,10 +84,15 @@ def to_the_right(
 
     Columns that are padding in every row are left out.
     """
-    checks.mask(ids.shape, "tokens", mask=mask)
+    checks.mask(ids.shape, what="tokens", mask=mask)
     padding = (~mask).sum(1)
     least, most = torch.stack(padding.aminmax()).tolist()  # one wait for the device
-    checks.prompt_room(most, ids.shape[1], padding)
+    checks.require(
+        most < ids.shape[1],
+        lambda: (
+            f"row {int(padding.argmax())} of mask has no token: a prompt needs at least one"
+        ),
+    )
     order = mask.int().argsort(dim=1, stable=True)
     return ids.gather(1, order)[:, least:], padding - least if most > least else None
 
@@ -126,7 +131,6 @@ class Writes:
         """
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         n, start, first, mask = ids.shape[1], state.length, state.length, None
-        checks.filled(start + n, state.caches[0].own.k.shape[2])
         if state.padding is not None:
             first = start - state.padding
             mask = torch.arange(start + n, device=ids.device) >= rearrange(
@@ -160,7 +164,8 @@ class Writes:
 
         Writes into the state's caches: use each state once, or reorder it for a copy.
         """
-        checks.step_ids(state.caches[0].own.k.shape[0], ids)
+        rows = (state.caches[0].own.k.shape[0],)
+        checks.shaped(rows, "token ids", "one token for each row of the state", ids=ids)
         x, state = self.read(rearrange(ids, "b -> b 1"), state)
         return self.logits(x[:, 0]), state
 
@@ -177,8 +182,7 @@ class Writes:
         (`prefix_lm`) reads a prefix here. Call `eval()` first, or dropout acts.
         """
         rows, n = ids.shape
-        if padding is not None:
-            checks.counts(rows, most=n, padding=padding)
+        checks.counts(rows, n, **checks.given(padding=padding))
         max_len = _longest(self) if max_len is None else max_len
         state = self.new_state(rows, max_len, padding=padding)
         return self.read(ids, state)[1] if n else state
@@ -193,13 +197,16 @@ class Writes:
         """
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         prompt, padding = (ids, None) if mask is None else to_the_right(ids, mask)
-        if self.embedding.positions.max_len is not None:
-            checks.room(prompt.shape[1], max_new_tokens, self.embedding.positions.max_len)
+        n, most = prompt.shape[1], self.embedding.positions.max_len
+        needed = n - 1 + max_new_tokens  # the last token is written and never read
+        checks.require(
+            most is None or needed <= most,
+            f"a prompt of {n} tokens and {max_new_tokens=} need {needed} positions, the model has max_len={most}: "
+            "shorten the prompt, or ask for fewer",
+        )
         # Not a view, for which a compiled step would be compiled once more.
         last = prompt[:, -1].clone(memory_format=torch.contiguous_format)
-        return self.start(
-            prompt[:, :-1], padding, prompt.shape[1] - 1 + max_new_tokens
-        ), last
+        return self.start(prompt[:, :-1], padding, needed), last
 
 
 def _longest(decoder: Writes) -> int:
@@ -247,7 +254,6 @@ class WritesFromSource:
         Raises ValueError for more tokens than the model has positions for.
         """
         max_len = self.decoder.embedding.positions.max_len
-        if max_len is not None:
-            checks.length(max_new_tokens, max_len)
+        checks.length(max_new_tokens, max_len)
         state = self.start(src, mask, max_new_tokens)
         return state, torch.full_like(src[:, 0], getattr(self.config, self.first))

@@ -165,8 +165,8 @@ class XLNet(Encoder):
         """What each block's attention takes."""
         checks.ids(self.config.vocab_size, ids=ids)
         other = None
+        checks.same_shape(ids=ids, **checks.given(segments=segments))
         if segments is not None:
-            checks.same_shape(ids=ids, segments=segments)
             other = rearrange(segments, "b n -> b n 1") != rearrange(
                 segments, "b m -> b 1 m"
             )

@@ -511,13 +511,11 @@ def check_settings(
     *, steps, lr, schedule, warmup, clip, betas, eps, evaluate_every, save_every
 ) -> None:
     """Refuse settings of `fit` that make no sense."""
-    checks.integers(steps=steps, save_every=save_every)
-    if evaluate_every is not None:
-        checks.integers(evaluate_every=evaluate_every)
+    evaluate = checks.given(evaluate_every=evaluate_every)
+    checks.integers(steps=steps, save_every=save_every, **evaluate)
     checks.integers(0, warmup=warmup)
     checks.within(f"[0, {steps}]", warmup=warmup)
-    if clip is not None:
-        checks.within("(0, inf)", clip=clip)
+    checks.within("(0, inf)", **checks.given(clip=clip))
     checks.within("[0, 1)", **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
     checks.within("[0, inf)", lr=lr, eps=eps)
     for t in range(1, steps + 1):

@@ -324,7 +324,7 @@ test_bad_calls = messages.refused([
     (lambda: asked(chosen=FLAG.long()), ["chosen", "int64", "bool"]),
     (lambda: asked(mask=FLAG.long()), ["mask", "int64", "bool"]),
     (lambda: asked(mask=FLAG[:, :4]), ["mask", "(2, 4)", "(2, 5)"]),
-    (lambda: asked(chosen=~FLAG), ["judged.pieces", "10 rows", "0 places"]),
+    (lambda: asked(chosen=~FLAG), ["judged.pieces", "(10, ", "(0, v)"]),
     (lambda: asked(ids=IDS[:1], chosen=FLAG[:1]), ["judged.ids", "(2, 5)", "(1, 5)"]),
     (lambda: asked(weight=-1.0), ["weight=-1.0"]),
     (lambda: asked(weight=math.nan), ["weight=nan"]),

@@ -828,10 +828,10 @@ def test_a_compiled_step_on_a_gpu(unchecked):
 
 
 @pytest.mark.parametrize("given, remedy", [
-    ([[1, 2]], r"ids is list; it must hold token ids, try torch.tensor\(ids\), or data.pad\(ids\)"),
+    ([[1, 2]], r"ids is list; it must hold token ids.*: try torch.tensor\(ids\), or data.pad\(ids\)"),
     (["one", "two"], "ids is list.*tokenization.encode_texts"),
     ("one", r"ids is str.*torch.tensor\(\[tokenizer.encode\(text\).ids\]\)"),
-    (None, r"ids is NoneType.*a tensor of shape \(b, n\)"),
+    (None, r"ids is NoneType.*of shape \(b, n\).*give a tensor"),
     (torch.ones(1, 2), r"ids is torch.float32 of shape \(1, 2\).*try ids.long\(\)")])
 def test_what_is_no_tensor_of_ids(given, remedy, unchecked):
     model = GPT(GPTConfig(vocab_size=9, max_len=4, d_model=8, n_heads=2, n_layers=1))

@@ -428,14 +428,14 @@ SRC, TGT = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[2, 4], [2, 5]])
     [
         (SRC[0], TGT, None, r"src of shape \(3,\)"),
         (SRC[:0], TGT[:0], None, r"src of shape \(0, 3\)"),
-        (SRC[:1], TGT, None, r"tgt of shape \(2, 2\) must be \(b, n\) with b = 1"),
+        (SRC[:1], TGT, None, r"tgt of shape \(2, 2\) must be \(1, n\)"),
         (SRC[:, :0], TGT, None, r"src of shape \(2, 0\)"),
-        (SRC, TGT[:1], None, r"tgt of shape \(1, 2\) must be \(b, n\) with b = 2"),
+        (SRC, TGT[:1], None, r"tgt of shape \(1, 2\) must be \(2, n\)"),
         (SRC, TGT[:, :0], None, r"tgt of shape \(2, 0\)"),
         (SRC, TGT[0], None, r"tgt of shape \(2,\)"),
         (SRC, TGT, (SRC != 0)[:, :2], r"src_mask .*\(2, 2\).*\(2, 3\)"),
         (SRC, TGT, (SRC != 0).long(), r"src_mask is torch.int64.*boolean"),
-        (SRC, TGT, (SRC != 0).to("meta"), r"src_mask is on meta, src on cpu: try src_mask.to"),
+        (SRC, TGT, (SRC != 0).to("meta"), r"src=.*cpu.* and src_mask=.*meta.* must be equal: try src_mask.to"),
         (SRC, TGT, SRC == 100, r"row 0 of src_mask has no real token: drop"),
         (SRC.float(), TGT, None, r"src is torch.float32 of shape .* must hold token ids"),
         (SRC, TGT > 0, None, r"tgt is torch.bool of shape .* must hold token ids"),
@@ -497,7 +497,7 @@ def test_loss_does_not_read_targets_at_padding():
 def test_loss_refuses_shapes_that_would_broadcast(unchecked):
     logits, targets, mask = torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
     for bad in ((logits, targets, mask[0]), (logits, targets, mask[:, :1]), (logits, targets[:, :2], mask[:, :2]), (logits[:, 0], targets, mask)):
-        with pytest.raises(ValueError, match=r"must have shapes \(b, n, v\), \(b, n\) and \(b, n\)"):
+        with pytest.raises(ValueError, match=r"(logits|targets|mask) of shape .* must be \("):
             cross_entropy(*bad)
 
 
@@ -527,7 +527,7 @@ def test_loss_of_many_tokens_in_half_precision(dtype, most, smoothing):
 
 @pytest.mark.parametrize("target", [-100, -1, 7])
 def test_loss_refuses_a_real_target_that_is_no_token(target):
-    with pytest.raises(ValueError, match=f"targets holds id {target}, outside the vocabulary of 7, where mask is True: make"):
+    with pytest.raises(ValueError, match=f"targets holds id {target}, outside the vocabulary of 7; make mask False"):
         cross_entropy(torch.randn(1, 2, 7), torch.tensor([[3, target]]), torch.ones(1, 2, dtype=torch.bool))
 
 

@@ -853,7 +853,7 @@ def test_a_part_starts_anew_as_a_whole_does(part, changes):
 
 def test_one_memory_does_not_serve_all_rows(unchecked):
     block = Block(block_config(False, "relu"), cross=True)
-    with pytest.raises(ValueError, match="2 rows and a memory of 1: give each row its own"):
+    with pytest.raises(ValueError, match="rows=2 and memories=1 must be equal: give each row its own"):
         block(torch.zeros(2, 5, 32), memory=torch.zeros(1, 3, 32))
 
 

@@ -89,7 +89,7 @@ test_refused_streams = refused([
     (lambda: KneserNey(ids, 0, 3), ["order=0"]),
     (lambda: KneserNey(ids, True, 3), ["order=True"]),
     (lambda: KneserNey(ids, 2, 0), ["vocab_size=0"]),
-    (lambda: KneserNey(ids, 5, 3), ["order=5", "tokens=4"]),
+    (lambda: KneserNey(ids, 5, 3), ["order=5", "4 tokens"]),
     (lambda: KneserNey(ids[:0], 1, 3), ["(0,)", "stream"]),
     (lambda: KneserNey(ids[None], 1, 3), ["(1, 4)", "stream"]),
     (lambda: KneserNey(ids, 2, 2), ["id 2", "vocabulary of 2"]),
