@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from . import checks
 from .attention import SelfAttention
+from .parts.compact import CompactLinear
 
 # %% ../nbs/18_adapting.ipynb #8eb687b1
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -58,7 +59,7 @@ def bitfit(model: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
 class Matrix(NamedTuple):
     """A linear layer whose rows are `n` matrices of one size below each other, and which of these are meant."""
 
-    layer: nn.Linear
+    layer: nn.Linear | CompactLinear
     n: int = 1
     parts: tuple[int, ...] = (0,)
 
@@ -71,7 +72,7 @@ def matrices(model: nn.Module, targets: Sequence[str]) -> dict[str, Matrix]:
 
     A target is how a layer's name ends, in whole words between dots: "up", "feed_forward.layer.up". "query", "key"
     and "value" also name the parts of a fused projection, such as the book's `query_key_value`. Raises ValueError for
-    a target that isn't there or is no linear layer.
+    a target that isn't there or is no linear layer. A compressed layer is one, too.
     """
     found, missed = {}, set(targets)
     for name, module in model.named_modules():
@@ -82,7 +83,7 @@ def matrices(model: nn.Module, targets: Sequence[str]) -> dict[str, Matrix]:
         if not whole | inside:
             continue
         checks.require(
-            type(module) is nn.Linear,
+            type(module) in (nn.Linear, CompactLinear),
             f"{name} is a {type(module).__name__}: targets must name nn.Linear layers",
         )
         owner = model.get_submodule(name.rpartition(".")[0])
@@ -180,7 +181,7 @@ def attach(model: nn.Module, changes: Mapping[str, LoRA]) -> nn.Module:
     return model
 
 
-def _changed(layer: nn.Linear, inputs: tuple, output: Tensor) -> Tensor:
+def _changed(layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
     return layer.lora(*inputs, output)
 
 
@@ -213,8 +214,13 @@ def detach(model: nn.Module) -> dict[str, LoRA]:
 def merge(model: nn.Module) -> nn.Module:
     """Add the products to the weights: an ordinary model again, that gives the same; changes and gives the model.
 
-    Raises ValueError if it has no LoRA.
+    Raises ValueError if it has no LoRA, and for a compressed layer, whose matrix can't take the sum.
     """
+    for name in loras(model):
+        checks.require(
+            isinstance(model.get_submodule(name), nn.Linear),
+            f"{name} is compressed and needs LoRA beside it: merge before the model is compressed",
+        )
     for name, change in detach(model).items():
         weight = model.get_submodule(name).weight
         # a matrix is what it does to the unit vectors

@@ -1028,7 +1028,10 @@ LAYOUTS = {
     "DebertaForPreTraining": _deberta_headed(_DEBERTA_DECODER),
     "Canine": (_CANINE,),
     "XLNet": (_XLNET,),
-    "T5": tuple(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
+    "T5": (
+        *(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
+        replace(_t5(True, False), architecture="MT5ForConditionalGeneration", model_type="mt5"),
+    ),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (
         _headed(

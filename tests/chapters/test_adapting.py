@@ -21,6 +21,7 @@ from annotated_nlp.adapting import trainable
 from annotated_nlp.attention import SelfAttention, attention_maps
 from annotated_nlp.bert import Bert, BertConfig, BertForSequenceClassification
 from annotated_nlp.bert_family import Albert, AlbertConfig
+from annotated_nlp.compressing import quantize
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.hub.adapters import ADAPTER, ADAPTER_CONFIG, load_adapter
 from annotated_nlp.hub.adapters import save_adapter
@@ -557,3 +558,33 @@ def served(ranks, rows):
 
 
 test_refused_calls = refused_calls
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_lora_on_a_compressed_model(bits):
+    "Outputs and gradients are those of LoRA on an ordinary model whose weights are the rounded ones (QLoRA: Dettmers et al. 2023)."
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=37, d_model=32, n_heads=4, n_layers=2, max_len=16, dropout=0.0)
+    packed = quantize(loud(GPT(config)), bits, leave=["embedding"])
+    plain = GPT(config).eval()
+    dense = {name: layer.matrix.dense() for name, layer in packed.named_modules() if hasattr(layer, "matrix")}
+    rest = {name: x for name, x in packed.state_dict().items() if ".matrix." not in name}
+    plain.load_state_dict(rest | {f"{name}.weight": x for name, x in dense.items()})
+    both = []
+    for model in (packed, plain):
+        torch.manual_seed(1)
+        lora(model, 2, targets=["query", "value", "up"])
+        for change in loras(model).values():
+            nn.init.normal_(change.lora_B)
+        ids = torch.arange(22).remainder(37).view(2, 11)
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        both.append((loss, {name: p.grad for name, p in model.named_parameters() if p.requires_grad}))
+    (loss, grads), (wanted, their_grads) = both
+    close(loss, wanted)
+    assert grads.keys() == their_grads.keys() and len(grads) == 8
+    for name, gradient in grads.items():
+        close(gradient, their_grads[name], 1e-4, name)
+    with pytest.raises(ValueError, match=says("query_key_value", "compressed", "merge before")):
+        merge(packed)
+    assert len(loras(packed)) == 4  # it is as it was
