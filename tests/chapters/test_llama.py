@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from messages import refused
 from annotated_nlp.attention import CrossAttention, SelfAttention, attention_maps
 from annotated_nlp.parts.writing import new_caches
-from annotated_nlp.parts.rotary import Rotary
+from annotated_nlp.llama import Rotary
 from annotated_nlp.transformer import Block, BlockConfig, FeedForward, RMSNorm, Stack
 
 EXACT = dict(atol=2e-5, rtol=0)
