@@ -29,6 +29,7 @@ _HOMES = {
     "parts.xlnet": "XLNet XLNetConfig",
     "electra": "Electra ElectraConfig ElectraForMaskedLM ElectraForPreTraining ElectraPair "
     "ElectraForSequenceClassification ElectraForTokenClassification",
+    "llama": "Llama LlamaConfig",
     "t5": "T5 T5Config",
     "vit": "ViT ViTConfig DeiT DeiTConfig",
     "captioning": "Captioner CaptionerConfig ShowAndTell",
@@ -36,7 +37,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = (
     "adapting alignment attention bert bert_family captioning compressing contextual data decoding denoising electra gpt "
-    "inverse lab probing sentences seq2seq t5 tokenization training transformer vectors vit "
+    "inverse lab llama probing sentences seq2seq t5 tokenization training transformer vectors vit "
     "parts hub corpora tasks show"
 ).split()
 

@@ -430,7 +430,11 @@ class Transformer(EncoderDecoder):
 
     def initialise(self, module: nn.Module) -> None:
         """Start `module`, the model or a part of it, by `initialise_uniform`."""
-        initialise_uniform(module, query_key_value=3, key_value=2, up=1 + self.config.gated)
+        c = self.config
+        g = c.n_kv_heads or c.n_heads
+        initialise_uniform(
+            module, query_key_value=(c.n_heads, g, g), key_value=2, up=1 + c.gated
+        )
 
     def encoder_layers(
         self, src: Int[Tensor, "b m"], mask: Bool[Tensor, "b m"], all_layers: bool

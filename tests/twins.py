@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from annotated_nlp import bert, bert_family, electra
@@ -22,6 +23,7 @@ from annotated_nlp.bert import BertConfig
 from annotated_nlp.bert_family import AlbertConfig, RobertaConfig
 from annotated_nlp.electra import ElectraConfig
 from annotated_nlp.gpt import GPT, GPTConfig
+from annotated_nlp.llama import Llama, LlamaConfig
 from annotated_nlp.hub import checkpoints
 from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.vit import DeiT, DeiTConfig, ViT, ViTConfig
@@ -238,6 +240,63 @@ GPTS = [
         "gpt1 of many layers": dict(n_embd=21, n_head=3, n_layer=5, n_positions=13, vocab_size=101),
     }, unsayable=(*GPT_UNSAYABLE, dict(d_ff=50), dict(activation="gelu")), wide=dict(n_embd=96, n_head=4, n_layer=6, vocab_size=2000, n_positions=1024),
         undoable=(("afn", "silu"), ("tie_word_embeddings", False)), sizes={"gpt1": Size(GPTConfig.gpt1(), {}, 116_534_784, 117e6)}),
+]
+
+
+# Llama
+
+
+def exact_norm(monkeypatch):
+    "Their norm takes its mean square in float32, whatever it is given."
+    for norm in (T5LayerNorm, LlamaRMSNorm):
+        monkeypatch.setattr(norm, "forward", lambda self, x: self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt())
+
+
+def long_text(c):
+    "Half as long as the model can read: positions cost it nothing."
+    ids = torch.randint(c.vocab_size, (4, c.max_position_embeddings // 2))
+    return [Batch(dict(ids=ids), dict(labels=ids))]
+
+
+def rope(base):
+    return dict(rope_parameters=dict(rope_type="default", rope_theta=float(base)))
+
+
+def llama_size(config):
+    c = config
+    return dict(vocab_size=c.vocab_size, hidden_size=c.d_model, num_hidden_layers=c.n_layers, num_attention_heads=c.n_heads,
+                num_key_value_heads=c.n_kv_heads, intermediate_size=c.d_ff, tie_word_embeddings=c.tied)
+
+
+llama = partial(
+    Row, ours=Llama, config=LlamaConfig, theirs=transformers.LlamaForCausalLM, rates=("attention_dropout",), batches=long_text,
+    run=lambda model, batch: (model(**batch.inputs),), read=read_text, loss=next_token,
+    hidden=lambda model, batch: model.states(**batch.inputs, all_layers=True),
+    their_hidden=lambda theirs, batch: theirs(batch.inputs["ids"], output_hidden_states=True).hidden_states,
+    kept=("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "hidden_act",
+          "rms_norm_eps", "attention_dropout", "attention_bias", "mlp_bias", "rope_parameters", "model_type", "architectures", "tie_word_embeddings"),
+    small=dict(vocab_size=29, max_len=24, d_model=32, n_heads=4, n_kv_heads=2, d_ff=40, n_layers=2, dropout=0.0), never=dict(max_len=0),
+    unsayable=(dict(norm="layer"), dict(gated=False), dict(scale=1.0), dict(norm_first=False)),
+    wide=dict(hidden_size=96, num_attention_heads=4, num_hidden_layers=3, intermediate_size=256, vocab_size=2000, max_position_embeddings=1024), floor=0.0, bfloat16=8 / 256, precisely=exact_norm,
+    undoable=(("hidden_act", "mish"), ("rope_scaling", dict(factor=2.0, rope_type="linear"))), synonyms=dict(gelu_pytorch_tanh="gelu_new"))
+LLAMA = dict(vocab_size=29, max_position_embeddings=24, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+LLAMA_ODD = {
+    "llama": dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, intermediate_size=44),
+    "llama of one wide layer": dict(hidden_size=36, num_attention_heads=6, num_key_value_heads=6, num_hidden_layers=1, intermediate_size=7, hidden_act="gelu", rms_norm_eps=1e-2, **rope(100)),
+    "llama with one head of keys": dict(hidden_size=30, num_attention_heads=5, num_key_value_heads=1, head_dim=14, num_hidden_layers=3, intermediate_size=50, attention_bias=True, mlp_bias=True, **rope(5e5)),
+    "llama with heads of two": dict(hidden_size=6, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=4, intermediate_size=6, vocab_size=101, max_position_embeddings=300, hidden_act="gelu_pytorch_tanh"),
+}
+LLAMAS = [
+    llama(name="llama", common=LLAMA | dict(tie_word_embeddings=False), odd=LLAMA_ODD, sizes={
+        "7B": Size(LlamaConfig.llama2(), llama_size(LlamaConfig.llama2()), 6_738_415_616, 6.74e9),
+        "13B": Size(LlamaConfig.llama2("13B"), llama_size(LlamaConfig.llama2("13B")), 13_015_864_320, 13.02e9),
+        "70B": Size(LlamaConfig.llama2("70B"), llama_size(LlamaConfig.llama2("70B")), 68_976_648_192, 68.98e9),
+        "llama 3, 8B": Size(LlamaConfig.llama3(), llama_size(LlamaConfig.llama3()), 8_030_261_248, 8.03e9),
+        "tinyllama": Size(LlamaConfig.tinyllama(), llama_size(LlamaConfig.tinyllama()), 1_100_048_384, 1.1e9),
+    }),
+    llama(name="llama with one matrix for both", common=LLAMA | dict(tie_word_embeddings=True), odd=LLAMA_ODD, made={"": dict(tied=True)}, sizes={
+        size: Size(LlamaConfig.smollm2(size), llama_size(LlamaConfig.smollm2(size)), exact, printed)
+        for size, exact, printed in (("135M", 134_515_008, 134.5e6), ("360M", 361_821_120, 362e6), ("1.7B", 1_711_376_384, 1.71e9))}),
 ]
 
 
@@ -529,11 +588,6 @@ def their_t5(own_head):
     return prepare
 
 
-def exact_norm(monkeypatch):
-    "Their norm takes its mean square in float32, whatever it is given."
-    monkeypatch.setattr(T5LayerNorm, "forward", lambda self, x: self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt())
-
-
 T5_SMALL = dict(vocab_size=29, d_model=32, n_heads=4, d_head=8, d_ff=48, n_layers=2, dropout=0.0)
 NEW_OURS, NEW_THEIRS = dict(activation="gelu_tanh", gated=True, tied=False), dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 T5_ODD = {
@@ -642,7 +696,7 @@ def vit_(ours, theirs):
 
 VITS = [vit_(ViT, transformers.ViTForImageClassification), vit_(DeiT, transformers.DeiTForImageClassificationWithTeacher)]
 
-TABLE = [*GPTS, *BERTS, *ELECTRAS, *ROBERTAS, *ALBERTS, *T5S, *VITS]
+TABLE = [*GPTS, *LLAMAS, *BERTS, *ELECTRAS, *ROBERTAS, *ALBERTS, *T5S, *VITS]
 ROWS = {row.name: row for row in TABLE}
 
 

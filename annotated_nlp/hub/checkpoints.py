@@ -43,19 +43,21 @@ from ..parts.model import reset_buffers
 # %% ../../nbs/hub/checkpoints.ipynb #c10315b2
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
+# what `safe_open` gives, or a `GGUF`, which answers as it does
+_File = Any
 _SCRATCH = ".saving-"  # begins the name of the folder in which a model is written before it is moved
 _DTYPES = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
 }
 
 # %% ../../nbs/hub/checkpoints.ipynb #a8952a83
-_OWN = "annotated-nlp/"
+_OWN, _PACKED = "annotated-nlp/", ".gguf"
 
 
 def find_folder(
     name: str | os.PathLike, wanted: Iterable[str], revision: str | None = None
 ) -> Path:
-    """The local folder of that name, or a folder with the files `wanted` of the hub's model.
+    """The local folder or GGUF file of that name, or a folder with the files `wanted` of the hub's model.
 
     "annotated-nlp/..." are the book's own models, which come with the package. `wanted` are names
     or patterns; not all need exist. Raises FileNotFoundError for a name that
@@ -71,6 +73,8 @@ def find_folder(
         if folder.is_dir():
             return folder
         file = folder.exists()
+        if file and folder.suffix == _PACKED:
+            return folder
     except (OSError, RuntimeError) as error:
         # longer than any file's name, closed to us, in the home of nobody
         raise FileNotFoundError(
@@ -84,8 +88,13 @@ def find_folder(
     if isinstance(name, str) and name.startswith(_OWN):
         models = Path(str(package_files("annotated_nlp") / "hub" / "weights"))
         own = {_OWN + path.name: path for path in sorted(models.glob("*"))}
+        if name == f"{_OWN}smollm2":
+            from annotated_nlp.corpora.packages import smollm2
+
+            return smollm2()
         if name not in own:
-            raise FileNotFoundError(f"{here}; the book's own models are {', '.join(own)}")
+            known = ", ".join([*own, f"{_OWN}smollm2"])
+            raise FileNotFoundError(f"{here}; the book's own models are {known}")
         return own[name]
     try:
         if not isinstance(name, str):
@@ -126,8 +135,22 @@ def read_json(path: Path) -> dict:
     raise ValueError(f"{path} is damaged, fetch or save it again: {_few([str(error)])}")
 
 
-def _open(folder: Path, architecture: str, stack: ExitStack) -> dict[str, safe_open]:
+def _config(place: Path) -> dict:
+    "The configuration in a folder, or in a GGUF file."
+    if place.suffix == _PACKED:
+        from annotated_nlp.hub import gguf
+
+        return gguf.opened(place).config
+    return read_json(place / CONFIG)
+
+
+def _open(folder: Path, architecture: str, stack: ExitStack) -> dict[str, _File]:
     "The file of each tensor, mapped into memory: a value is read when it is asked for."
+    if folder.suffix == _PACKED:
+        from annotated_nlp.hub import gguf
+
+        file = gguf.opened(folder)
+        return dict.fromkeys(file.keys(), file)
     listed = None
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         listed = read_json(folder / INDEX).get("weight_map")
@@ -230,7 +253,7 @@ def _sources(
     layout: Layout,
     model: nn.Module,
     fresh: tuple[str, ...],
-    files: Mapping[str, safe_open],
+    files: Mapping[str, _File],
 ) -> dict[str, str]:
     """For each tensor to be read, by the table's name, the name that it has in the files.
 
@@ -240,7 +263,7 @@ def _sources(
     kind, found = type(model).__name__, {layout.plain(name): name for name in files}
     twice = [name for name in files if found[layout.plain(name)] != name]
     state = _held(model)
-    own = layout.rename(state)
+    own = layout.rename(state, model.config)
     for second, first in layout.tied.items():
         if second in own:  # we hold both, a file may have one for both
             if layout.plain(first) in found:
@@ -255,7 +278,7 @@ def _sources(
                 )
     begin = tuple(part + "." for part in fresh)
     wanted = layout.rename(
-        {name: x for name, x in state.items() if not name.startswith(begin)}
+        {name: x for name, x in state.items() if not name.startswith(begin)}, model.config
     )
     sources = {name: found.get(layout.plain(name)) for name in wanted}
     missing = [name for name, source in sources.items() if source is None]
@@ -359,7 +382,7 @@ def _contradicted(
 def _copy(
     targets: Mapping[str, Tensor],
     sources: Mapping[str, str],
-    files: Mapping[str, safe_open],
+    files: Mapping[str, _File],
 ) -> None:
     "Read each tensor into its place."
     for name, source in sources.items():
@@ -425,7 +448,7 @@ def _loaded(
     changes: Mapping[str, Any],
 ) -> nn.Module:
     "The model in a local folder; the arguments as those of `from_pretrained`."
-    theirs = read_json(folder / CONFIG)
+    theirs = _config(folder)
     model_type = theirs.get("model_type")
     own = layouts_of(kind)
     layouts = [layout for layout in own if layout.model_type == model_type]
@@ -456,7 +479,7 @@ def _loaded(
         there = {layout.plain(name) for name in files}
         for part in options - own.keys() - {one.partition(".")[0] for one in fresh}:
             names = layout.rename(
-                {x: t for x, t in _held(model).items() if x.startswith(f"{part}.")}
+                {x: t for x, t in _held(model).items() if x.startswith(f"{part}.")}, config
             )
             if names and there.isdisjoint(map(layout.plain, names)):
                 make = partial(make, **{part: False})  # a file without it: so is the model
@@ -477,7 +500,7 @@ def _loaded(
         _compute(model, make)
         for part in fresh:
             model.initialise(model.get_submodule(part))
-        _copy(layout.rename(_held(model)), sources, files)
+        _copy(layout.rename(_held(model), config), sources, files)
     # it is saved with what the file says beside the settings, and as what it was read
     kept = [x.keeping(theirs) for x in layouts_of(kind)]
     model.layouts = tuple(sorted(kept, key=lambda x: x.model_type != model_type))
@@ -528,7 +551,7 @@ def save_pretrained(
 ) -> None:
     """Write a model's files, as `Pretrained.save_pretrained` says."""
     layout, theirs = _writable(model)
-    tensors = layout.rename(_tensors(model))
+    tensors = layout.rename(_tensors(model), model.config)
     plan = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
     fingerprint = _fingerprint(layout, theirs, sorted(tensors.items()))
     metadata = {"format": "pt", "fingerprint": fingerprint}
@@ -590,7 +613,7 @@ def _fingerprint(
 
 
 def _check_fingerprint(
-    folder: Path, layout: Layout, theirs: Mapping[str, Any], files: Mapping[str, safe_open]
+    folder: Path, layout: Layout, theirs: Mapping[str, Any], files: Mapping[str, _File]
 ) -> None:
     saved = {(file.metadata() or {}).get("fingerprint", "") for file in files.values()}
     if not any(fingerprint.startswith(_METHOD) for fingerprint in saved):
@@ -614,7 +637,7 @@ def model_and_tokenizer(
     """
     from annotated_nlp.hub import tokenizers
 
-    theirs = read_json(find_folder(name, [CONFIG], revision) / CONFIG)
+    theirs = _config(find_folder(name, [CONFIG], revision))
     asked = _class_named(theirs), theirs.get("model_type")
     tables = ((kind, layout) for kind, some in LAYOUTS.items() for layout in some)
     kinds = [k for k, layout in tables if (layout.architecture, layout.model_type) == asked]

@@ -45,7 +45,8 @@ class Layout:
     model has at one value only; `writes` are others that a file of ours states.
 
     `names` maps our modules or tensors to theirs: `*` stands for the layer's number,
-    `{query,key,value}` for tensors that we hold below each other, `^T` for matrices stored turned.
+    `{query,key,value}` for tensors that we hold below each other, `^T` for matrices stored turned. Such tensors are
+    of one size, or as `shares` says of a module: in proportion to the settings named there.
     Names may lack `base`, as in a file of the bare trunk, or have it in addition. `tied` are their
     second names of one tensor (where ours has two, a file may hold one for both), `ignored` (with `*`)
     what our model has no use for. `free` are settings that can be changed in a file without harm to the weights.
@@ -65,6 +66,7 @@ class Layout:
     expects: Mapping[str, Any] = field(default_factory=dict)
     writes: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    shares: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     free: tuple[str, ...] = ("dropout",)
 
@@ -87,15 +89,20 @@ class Layout:
                 return Place(tuple(whole), turned)
         raise ValueError(f"{self.architecture} has no name for the tensor {name}")
 
-    def rename(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors under their names and in their shapes.
+    def rename(self, ours: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """The tensors of a model of this configuration under their names and in their shapes.
 
         Writing to these views changes ours.
         """
         theirs = {}
         for name, tensor in ours.items():
-            place = self.place(name)
-            for part, view in zip(place.names, tensor.chunk(len(place.names))):
+            place, module = self.place(name), name.rpartition(".")[0].rpartition(".")[2]
+            ratio = [getattr(config, x) for x in self.shares.get(module, ())] or [1] * len(
+                place.names
+            )
+            share = tensor.shape[0] // sum(ratio) if tensor.ndim else 0
+            views = tensor.split([share * x for x in ratio]) if len(ratio) > 1 else [tensor]
+            for part, view in zip(place.names, views):
                 theirs[part] = view.T if place.turned and view.ndim == 2 else view
         return theirs
 
@@ -129,7 +136,7 @@ class Layout:
         said = {}
         for setting, names in self.settings.items():
             names = (names,) if isinstance(names, str) else names
-            said[setting] = {x: theirs[x] for x in names if theirs.get(x) is not None}
+            said[setting] = {x: y for x in names if (y := _option(theirs, x)) is not None}
         return said
 
     def meaning(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,8 +152,10 @@ class Layout:
         It is empty if all is well.
         """
         for option, value in {"quantization_config": None, **self.expects}.items():
-            if theirs.get(option, value) != value:
-                return f"{option}={shown(theirs[option])} in {CONFIG}: this model can only do {value!r}"
+            if (there := _option(theirs, option, value)) != value:
+                return (
+                    f"{option}={shown(there)} in {CONFIG}: this model can only do {value!r}"
+                )
         if not self.names:  # a file of ours: every option is a setting
             for option in (
                 theirs.keys() - self.settings.keys() - {"architectures", "model_type"}
@@ -222,14 +231,14 @@ class Layout:
     def write_config(self, config: Any) -> dict[str, Any]:
         """Their configuration. Raises ValueError for settings that would be lost in it."""
         theirs = {"architectures": [self.architecture], "model_type": self.model_type}
-        theirs |= {**self.expects, **self.writes}
+        for option, value in {**self.expects, **self.writes}.items():
+            _say(theirs, option, value)
         for setting, options in self.settings.items():
             value = getattr(config, setting)
             if setting in self.values:
                 value = self.values[setting].get(value, (value,))[0]
-            theirs |= dict.fromkeys(
-                (options,) if isinstance(options, str) else options, value
-            )
+            for option in (options,) if isinstance(options, str) else options:
+                _say(theirs, option, value)
         named = "n_classes" in self.settings or _n_classes(theirs) == getattr(
             config, "n_classes", None
         )
@@ -244,6 +253,19 @@ class Layout:
 
 
 _SQUARE = ("image_size", "patch_size")
+
+
+def _option(theirs: Mapping[str, Any], option: str, otherwise: Any = None) -> Any:
+    "What a configuration says of an option; `a.b` is option b of an object a."
+    outer, _, inner = option.rpartition(".")
+    where = theirs.get(outer) if outer else theirs
+    return where.get(inner, otherwise) if isinstance(where, Mapping) else otherwise
+
+
+def _say(theirs: dict[str, Any], option: str, value: Any) -> None:
+    "Write an option down where `_option` finds it."
+    outer, _, inner = option.rpartition(".")
+    (theirs.setdefault(outer, {}) if outer else theirs)[inner] = value
 
 
 def _n_classes(theirs: Mapping[str, Any]) -> int | None:
@@ -968,6 +990,59 @@ _GPT_CROSS = {
     "stack.blocks.*.cross.layer.key_value": "h.*.crossattention.c_attn^T",
     "stack.blocks.*.cross.layer.out": "h.*.crossattention.c_proj^T",
 }
+_LLAMA_BLOCKS = _below(
+    "stack.blocks.*.",
+    "layers.*.",
+    {
+        "attention.norm": "input_layernorm",
+        "attention.layer.query_key_value": "self_attn.{q_proj,k_proj,v_proj}",
+        "attention.layer.out": "self_attn.o_proj",
+        "feed_forward.norm": "post_attention_layernorm",
+        "feed_forward.layer.up": "mlp.{gate_proj,up_proj}",
+        "feed_forward.layer.down": "mlp.down_proj",
+    },
+)
+
+
+def _llama(tied: bool) -> Layout:
+    "With one matrix for reading and writing pieces, or with two."
+    layout = Layout(
+        "LlamaModel",
+        "llama",
+        defaults={"tied": tied, "max_len": 2048, "eps": 1e-6},
+        settings={
+            "vocab_size": "vocab_size",
+            "max_len": "max_position_embeddings",
+            "d_model": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "n_kv_heads": "num_key_value_heads",
+            "d_head": "head_dim",
+            "d_ff": "intermediate_size",
+            "activation": "hidden_act",
+            "bias": ("attention_bias", "mlp_bias"),
+            "dropout": "attention_dropout",
+            "eps": "rms_norm_eps",
+            # the first is written by transformers 4, the second by 5
+            "base": ("rope_theta", "rope_parameters.rope_theta"),
+            "eos_id": "eos_token_id",
+        },
+        names={"embedding.tokens": "embed_tokens", "stack.norm": "norm"} | _LLAMA_BLOCKS,
+        base="model.",
+        values={"activation": _GELU},
+        expects={
+            "tie_word_embeddings": tied,
+            "rope_scaling": None,
+            "rope_parameters.rope_type": "default",
+        },
+        shares={"query_key_value": ("n_heads", "n_kv_heads", "n_kv_heads")},
+        free=("dropout", "eos_id", "max_len"),
+        ignored=("layers.*.self_attn.rotary_emb.inv_freq",),  # kept by old versions
+    )
+    once = {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
+    return _headed(layout, "LlamaForCausalLM", {} if tied else {"head": "lm_head"}, once)
+
+
 _READING_GPT2 = replace(
     _GPT2,
     architecture="GPT2LMHeadModel",
@@ -1028,9 +1103,12 @@ LAYOUTS = {
     "DebertaForPreTraining": _deberta_headed(_DEBERTA_DECODER),
     "Canine": (_CANINE,),
     "XLNet": (_XLNET,),
+    "Llama": (_llama(tied=False), _llama(tied=True)),
     "T5": (
         *(_t5(gated, tied) for gated in (False, True) for tied in (True, False)),
-        replace(_t5(True, False), architecture="MT5ForConditionalGeneration", model_type="mt5"),
+        replace(
+            _t5(True, False), architecture="MT5ForConditionalGeneration", model_type="mt5"
+        ),
     ),
     "ViT": (_headed(_VIT, "ViTForImageClassification", {"head": "classifier"}),),
     "DeiT": (

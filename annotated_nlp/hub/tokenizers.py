@@ -421,6 +421,10 @@ def load(name: str | os.PathLike, revision: str | None = None) -> Tokenizer:
     kind of tokenizer.
     """
     folder = find_folder(name, [*_FILES, *_SAYING, CONFIG], revision)
+    if folder.suffix == ".gguf":
+        from annotated_nlp.hub import gguf
+
+        return gguf.tokenizer(gguf.opened(folder))
     said, kind, general = _said(folder)
     families = _families(folder, kind, general)
     try:

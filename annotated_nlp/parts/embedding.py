@@ -107,11 +107,11 @@ class Embedding(nn.Module):
 
 # %% ../../nbs/parts/embedding.ipynb #bde28c54
 @torch.no_grad()
-def initialise_uniform(module: nn.Module, **side_by_side: int) -> None:
+def initialise_uniform(module: nn.Module, **side_by_side: int | tuple[int, ...]) -> None:
     """Glorot's uniform matrices, embeddings and learned positions of variance 1/d, biases zero, gains of norms one.
 
-    Glorot and Bengio 2010, equation 16. `side_by_side` says how many matrices a layer of this name holds: each is
-    drawn as one.
+    Glorot and Bengio 2010, equation 16. `side_by_side` says how many equal matrices a layer of this name holds, or in
+    which proportion: each is drawn as one.
     """
     for part in module.modules():
         if isinstance(part, nn.Embedding):
@@ -122,7 +122,10 @@ def initialise_uniform(module: nn.Module, **side_by_side: int) -> None:
             part.reset_parameters()
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear):
-            for matrix in part.weight.chunk(side_by_side.get(name.split(".")[-1], 1)):
+            ratio = side_by_side.get(name.split(".")[-1], 1)
+            ratio = (1,) * ratio if isinstance(ratio, int) else ratio
+            share = part.out_features // sum(ratio)
+            for matrix in part.weight.split([share * x for x in ratio]):
                 nn.init.xavier_uniform_(matrix)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)

@@ -15,9 +15,9 @@ FLOORS = [  # from the ground
     "checks parts.compact parts.embedding parts.expressions parts.kernels parts.model parts.ngrams parts.pictures parts.pooling "
     "parts.recording parts.recurrent show.style show.diagram show.forest show.viewers corpora.packages corpora.loaders "
     "corpora.scenes corpora.tags tasks.resuming tasks.costs",
-    "data tokenization seq2seq decoding attention denoising alignment vectors parts.writing parts.rotary parts.fast parts.speculative",
+    "data tokenization seq2seq decoding attention denoising alignment vectors parts.writing parts.fast parts.speculative",
     "transformer training",
-    "gpt bert t5 vit contextual",
+    "gpt bert t5 vit llama contextual",
     "electra bert_family parts.deberta parts.canine parts.xlnet captioning inverse sentences adapting compressing probing parts.heads",
     "lab tasks.tuning tasks.translation tasks.probes show.live",
 ]

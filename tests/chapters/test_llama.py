@@ -1,5 +1,6 @@
 "Rotary positions, grouped queries and RMSNorm against Llama in `transformers`: parts, a block, a stack, and writing with a cache."
 
+import jinja2
 import pytest
 import torch
 from torch import nn
@@ -7,10 +8,12 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from messages import refused
+import annotated_nlp
+from messages import refused, says
 from annotated_nlp.attention import CrossAttention, SelfAttention, attention_maps
 from annotated_nlp.parts.writing import new_caches
-from annotated_nlp.parts.rotary import Rotary
+from annotated_nlp.llama import Llama, Rotary
+from annotated_nlp.llama import LlamaConfig as LlamaConfigOfOurs
 from annotated_nlp.transformer import Block, BlockConfig, FeedForward, RMSNorm, Stack
 
 EXACT = dict(atol=2e-5, rtol=0)
@@ -223,4 +226,76 @@ test_errors = refused([
     (lambda: SelfAttention(24, 6, n_kv_heads=0), ["n_kv_heads=0"]),
     (lambda: our_config(0), ["n_kv_heads=0"]),
     (lambda: our_config(4), ["n_heads=6", "n_kv_heads=4"]),
+])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    "Their language model, and ours read from its file."
+    theirs = disturbed(LlamaForCausalLM(their_config(max_position_embeddings=64, pad_token_id=None, eos_token_id=None, bos_token_id=None)))
+    theirs.save_pretrained(tmp_path)
+    return Llama.from_pretrained(tmp_path), theirs
+
+
+def generated(theirs, ids, new, **options):
+    mask = options.pop("attention_mask", torch.ones_like(ids))
+    return theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, **options)[:, ids.shape[1]:]
+
+
+def test_writes_behind_padding_as_theirs(pair):
+    ours, theirs = pair
+    ids = torch.randint(29, (3, 9))
+    assert torch.equal(ours.generate(ids, 20, mask=REAL), generated(theirs, ids, 20, attention_mask=REAL.long()))
+
+
+def test_ends_where_theirs_ends(pair):
+    ours, theirs = pair
+    ids = torch.randint(29, (8, 5))
+    free = generated(theirs, ids, 12)
+    stop = free[0, 3].item()
+    wanted = generated(theirs, ids, 12, eos_token_id=stop)
+    found = ours.generate(ids, 12, stop_id=stop, pad_id=0)
+    assert torch.equal(found, wanted[:, : found.shape[1]]) and (wanted[:, found.shape[1]:] == 0).all()
+
+
+def test_beams_as_theirs(pair):
+    ours, theirs = pair
+    ids = torch.randint(29, (3, 6))
+    assert torch.equal(ours.generate(ids, 8, beam=4), generated(theirs, ids, 8, num_beams=4))
+
+
+def test_a_text_longer_than_the_model_is_refused_and_a_longer_model_reads_it(pair, tmp_path):
+    ours, theirs = pair
+    ids = torch.randint(29, (1, 80))
+    with pytest.raises(ValueError, match=says("80", "64", "max_len")):
+        ours(ids)
+    longer = Llama.from_pretrained(tmp_path, max_len=100)  # no weight depends on it
+    with torch.no_grad():
+        assert_close(longer(ids), theirs(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_the_real_model():
+    "What its own library wrote down for this file: llama.cpp's names, sizes and facts give a model that knows a capital and stops by itself."
+    model, tokenizer = annotated_nlp.load("annotated-nlp/smollm2")
+    assert model.n_parameters == 134_515_008 and model.config == LlamaConfigOfOurs.smollm2(eos_id=2, eps=model.config.eps)
+    said = [dict(role="user", content="What is the capital of France? Answer with one word.")]
+    text = jinja2.Template(tokenizer.template).render(messages=said, add_generation_prompt=True)
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    answer = model.generate(ids, 30)[0].tolist()
+    assert "Paris" in tokenizer.decode(answer) and answer[-1] == tokenizer.token_to_id("<|im_end|>")
+    with torch.no_grad():  # in a batch beside a longer prompt, and fused or by hand
+        first = tokenizer.encode("The capital of France is").ids
+        rows = torch.tensor([[0] * (ids.shape[1] - len(first)) + first, ids[0].tolist()])
+        mask = torch.arange(ids.shape[1]) >= torch.tensor([[ids.shape[1] - len(first)], [0]])
+        assert torch.equal(model.generate(rows, 4, mask=mask)[0], model.generate(torch.tensor([first]), 4)[0])
+
+
+test_settings_refused = refused([
+    (lambda: LlamaConfigOfOurs.smollm2("1B"), ["size='1B'", "135M"]),
+    (lambda: LlamaConfigOfOurs.llama2("8B"), ["size='8B'", "70B"]),
+    (lambda: LlamaConfigOfOurs(n_kv_heads=5), ["n_kv_heads=5", "n_heads"]),
+    (lambda: LlamaConfigOfOurs(eos_id=32_000), ["eos_id=32000"]),
+    (lambda: LlamaConfigOfOurs(tied="yes"), ["tied='yes'"]),
+    (lambda: Llama(LlamaConfigOfOurs(d_head=33, n_layers=1, d_model=64, d_ff=8, vocab_size=9)), ["d_head=33", "even"]),
+    (lambda: Llama(LlamaConfigOfOurs(base=0.0, n_layers=1, d_model=64, d_ff=8, vocab_size=9)), ["base=0.0"]),
 ])
