@@ -344,12 +344,15 @@ def _arms(
     arms = [torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (first, second)]
     axes = ("items",) if score is None else ("items", "parts")
     for name, x in zip(("first", "second"), arms, strict=True):
-        seeds = ("seeds",) * (x.ndim > len(axes))
-        checks.shaped(seeds + axes, "floats", "none of them empty", 1, **{name: x})
-        lost = f"{name} holds NaN or inf at {(~x.isfinite()).nonzero()[:1].tolist()}"
+        few, many = ", ".join(axes), ", ".join(("seeds", *axes))
         checks.require(
-            x.isfinite().all(), f"{lost}: give a score to every item, 0 where a run failed"
+            x.ndim - len(axes) in (0, 1) and x.numel(),
+            f"{name} of shape {tuple(x.shape)} must have the axes ({many}) or ({few}), none of them empty",
         )
+        for at in map(tuple, (~x.isfinite()).nonzero()[:1].tolist()):
+            raise ValueError(
+                f"{name} holds {x[at].item()} at {at}: give a score to every item, 0 where a run failed"
+            )
     one, other = (tuple(x.shape) for x in arms)
     same = "both arms must answer the same items, in the same order"
     checks.equal(same, first=one[-len(axes) :], second=other[-len(axes) :])
