@@ -99,7 +99,7 @@ def test_outputs_losses_and_gradients(odd, dtype, tmp_path):
     wanted = torch.autograd.grad(100 * losses[1], list(theirs.parameters()), allow_unused=True)
     wanted = as_saved(theirs, wanted, tmp_path / "b")
     gradients = torch.autograd.grad(100 * losses[0], list(ours.parameters()))
-    gradients = layouts_of(Captioner)[0].rename({name: x for (name, _), x in zip(ours.named_parameters(), gradients, strict=True)})
+    gradients = layouts_of(Captioner)[0].rename({name: x for (name, _), x in zip(ours.named_parameters(), gradients, strict=True)}, ours.config)
     for name, gradient in gradients.items():
         scale = max(1, wanted[name].abs().max().item())
         assert_close(gradient, wanted[name], atol=3 * TO[dtype] * scale, rtol=0, msg=lambda text, name=name: f"{name}: {text}")

@@ -108,7 +108,7 @@ def test_notation(ours, theirs, starred, turned, parts, data):
     number = f"{layer}." if starred else ""
     rows, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     weight, bias = torch.randn(len(parts) * rows, columns), torch.randn(len(parts) * rows)
-    renamed = layout.rename({f"x.{number}{ours}.weight": weight, f"x.{number}{ours}.bias": bias})
+    renamed = layout.rename({f"x.{number}{ours}.weight": weight, f"x.{number}{ours}.bias": bias}, None)
     assert set(renamed) == {f"y.{number}{theirs}.{part}.{end}" for part in parts for end in ("weight", "bias")}
     stored = [renamed[f"y.{number}{theirs}.{part}.weight"] for part in parts]
     assert torch.equal(torch.cat([values.T if turned else values for values in stored]), weight)
