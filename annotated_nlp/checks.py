@@ -461,17 +461,24 @@ def documents(documents: Sequence[Sequence[Sequence]]) -> None:
 def texts(texts: Iterable[str]) -> list[str]:
     """The texts as a list.
 
-    Refuses a single string and other things than strings, with TypeError, and no text at
-    all.
+    Refuses a single string and other things than strings, with TypeError, no text at all, and
+    text that can't be written as UTF-8.
     """
     if isinstance(texts, str):
         raise TypeError("texts is a single string; pass a list of strings, such as [text]")
     texts = list(texts)
-    for text in texts:
+    for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(
                 f"texts must hold strings, not {type(text).__name__}: {text!r:.60}"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"texts[{i}] has half a surrogate pair at {error.start}: give "
+                "text.encode('utf-8', 'replace').decode() instead"
+            ) from None
     require(any(texts), "texts is empty; give at least one character")
     return texts
 

@@ -690,5 +690,7 @@ def test_texts_to_ids_and_mask():
         assert ids.tolist() == [one.ids for one in theirs] and mask.int().tolist() == [one.attention_mask for one in theirs]
         with pytest.raises(TypeError, match="texts is a single string"):
             encode_texts(tokenizer, "one")
+        with pytest.raises(ValueError, match=r"texts\[1\] has half a surrogate pair at 3"):
+            encode_texts(tokenizer, ["one", "two\ud83d"])
         with pytest.raises(ValueError, match=r"sequences\[1\] is empty"):
             encode_texts(tokenizer, ["one", ""])
