@@ -122,7 +122,7 @@ class LlamaConfig(BlockConfig):
 
     @classmethod
     def llama3(cls, **changes) -> "LlamaConfig":
-        """Grattafiori et al. 2024, table 3: Llama 3 with 8 billion parameters."""
+        """Grattafiori et al. 2024, table 3, with the released files: Llama 3 with 8 billion parameters."""
         settings = dict(vocab_size=128_256, max_len=8192, base=500_000.0)
         return cls(**_sizes(4096, 32, 32, 8, 14_336) | settings | changes)
 
@@ -150,7 +150,7 @@ def _sizes(
 class Llama(Pretrained, Generates, Decoder):
     """A language model of causal blocks with rotary positions, RMSNorm, gated layers and grouped queries.
 
-    Touvron et al. 2023, section 2.2. Raises ValueError for wrong shapes and dtypes, an empty batch, more than
+    Touvron et al. 2023, section 2.2; grouped queries: Touvron et al. 2023b, section 2.2. Raises ValueError for wrong shapes and dtypes, an empty batch, more than
     `max_len` tokens, and on the CPU for ids outside the vocabulary.
     """
 
