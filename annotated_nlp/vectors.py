@@ -66,7 +66,7 @@ class SkipGram(nn.Module):
         Raises ValueError for an empty batch, and on the CPU for ids outside the vocabulary.
         """
         alone = rearrange(words, "b -> b 1")
-        checks.ids(self.words.num_embeddings, words=alone, contexts=contexts)
+        checks.ids(self.words.num_embeddings, "b _", words=alone, contexts=contexts)
         return einsum(self.words(words), self.contexts(contexts), "b d, b m d -> b m")
 
 
