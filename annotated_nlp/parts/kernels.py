@@ -103,20 +103,25 @@ class KVCache:
 
         Raises ValueError when the cache is too short, or has other rows, heads or widths.
         """
-        b, h, room, d = self.k.shape
+        b, h, _, d = self.k.shape
         fresh = "make the cache with this layer's new_cache, and reorder it with the rows"
         checks.shaped((b, h, "n", d), what=fresh, keys=k)
         checks.integers(0, start=start)
         stop = start + k.shape[2]
+        self.reach(stop)
+        self.k[:, :, start:stop] = k
+        self.v[:, :, start:stop] = v
+        return self.k[:, :, :stop], self.v[:, :, :stop]
+
+    def reach(self, stop: int) -> None:
+        """Nothing; raises ValueError where there is no room for `stop` positions."""
+        room = self.k.shape[2]
         checks.require(
             stop <= room,
             lambda: (
                 f"the cache has room for {room} positions, {stop} are needed; make it with max_len={stop} or more"
             ),
         )
-        self.k[:, :, start:stop] = k
-        self.v[:, :, start:stop] = v
-        return self.k[:, :, :stop], self.v[:, :, :stop]
 
     def reorder(self, index: Int[Tensor, "r"], filled: int | None = None) -> "KVCache":
         """A new cache whose row i is this one's row index[i]; this one stays as it is.

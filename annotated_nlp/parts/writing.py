@@ -131,6 +131,7 @@ class Writes:
         """
         checks.ids(self.embedding.tokens.num_embeddings, ids=ids)
         n, start, first, mask = ids.shape[1], state.length, state.length, None
+        state.caches[0].own.reach(start + n)
         if state.padding is not None:
             first = start - state.padding
             mask = torch.arange(start + n, device=ids.device) >= rearrange(

@@ -152,7 +152,7 @@ said["patch_viewer"] = refused(patch_viewer, looks, torch.zeros(1, 4, 4), 2)
 print(json.dumps(said))
 """
 SERVED = {"tasks.resuming": "train", "training": "train", "tasks.tuning": "train", "tasks.translation": "train", "tasks.probes": "train", "show.style": "book",
-          "show.diagram": "book", "patch_viewer": "book"}  # by which extra
+          "show.diagram": "book", "patch_viewer": "book", "hub.gguf": "book"}  # by which extra
 
 
 @pytest.mark.wheel
@@ -172,7 +172,7 @@ def test_with_the_runtime_requirements_alone(python, tmp_path):
     messages = json.loads(told)
     assert messages.keys() == SERVED.keys()
     for name, extra in SERVED.items():
-        assert re.search(rf"(accelerate|matplotlib) is missing here: pip install annotated_nlp\[{extra}\]", messages[name])
+        assert re.search(rf"(accelerate|matplotlib|gguf) is missing here: pip install annotated_nlp\[{extra}\]", messages[name])
 
 
 # The wheel

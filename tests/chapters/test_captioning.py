@@ -287,7 +287,7 @@ def test_refusals(unchecked):
         model.generate(images, 4, mask=torch.ones(2, 9, dtype=torch.bool))
     with pytest.raises(ValueError, match=says("ids", "outside the vocabulary of 40")):
         model(images, ids + 40)
-    with pytest.raises(ValueError, match=says("ids", "b = 2")):
+    with pytest.raises(ValueError, match=says("ids", "(2, n)")):
         model(images, ids[:1])
     with pytest.raises(ValueError, match=says("n_channels=1")):
         model(torch.randn(2, 3, 12, 12), ids)
