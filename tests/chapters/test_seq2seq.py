@@ -147,7 +147,7 @@ def test_layers_and_masks_that_cannot_be(unchecked, make):
             make(3, 4, n_layers)
     net, x, mask = make(3, 4), torch.randn(2, 5, 3), torch.ones(2, 5, dtype=torch.bool)
     for inputs, bad in ((x, mask.long()), (x, mask[:, :4]), (x[:, :4], mask), (x, mask[:1])):
-        with pytest.raises(ValueError, match=r"mask (is torch.*must hold booleans|of shape \(2, 4\) must be \(2, 5\))"):
+        with pytest.raises(ValueError, match=r"mask (is torch.*must hold booleans|of shape \(\d, \d\) must be \(2, \d\): True at)"):
             net(inputs, bad)
     with pytest.raises(ValueError, match="n=0 must be an integer of at least 1"):
         net(x[:, :0], mask[:, :0])
