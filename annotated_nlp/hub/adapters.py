@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .. import adapting, checks
 from .checkpoints import read_json
+from ..parts.compact import CompactLinear
 
 # %% ../../nbs/hub/adapters.ipynb #02c1ad37
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -107,7 +108,7 @@ def _differences(
     layers, own, wrong = dict(model.named_modules()), dict(model.named_parameters()), []
     for name, (a, b) in pairs.items():
         layer, shape = layers.get(name), (b.shape[0], a.shape[1])
-        if not isinstance(layer, nn.Linear):
+        if not isinstance(layer, (nn.Linear, CompactLinear)):
             wrong.append(f"{name} is no linear layer here")
             continue
         weight = layer.weight.detach().double()

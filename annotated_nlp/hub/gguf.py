@@ -76,6 +76,13 @@ class GGUF:
                 "with model.safetensors of the same model"
             )
         self.tensors = {_theirs(tensor.name): tensor for tensor in reader.tensors}
+        c, turned = self.config, self.facts.get("llama.rope.dimension_count")
+        head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        checks.require(
+            turned in (None, head),
+            f"{path} turns llama.rope.dimension_count={turned} of {head} features of a head; choose a model that "
+            "turns all of them",
+        )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -88,6 +95,8 @@ class GGUF:
         for role in ("bos", "eos", "padding"):
             if (i := self.facts.get(f"tokenizer.ggml.{role}_token_id")) is not None:
                 said[f"{role.removesuffix('ding')}_token_id"] = i
+        if said.get("rope_scaling") == "none":
+            del said["rope_scaling"]
         if "model.embed_tokens.weight" in self.tensors:
             rows = int(self.tensors["model.embed_tokens.weight"].shape[-1])
             said.setdefault("vocab_size", rows)

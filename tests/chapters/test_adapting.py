@@ -561,7 +561,7 @@ test_refused_calls = refused_calls
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_lora_on_a_compressed_model(bits):
+def test_lora_on_a_compressed_model(bits, tmp_path):
     "Outputs and gradients are those of LoRA on an ordinary model whose weights are the rounded ones (QLoRA: Dettmers et al. 2023)."
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=37, d_model=32, n_heads=4, n_layers=2, max_len=16, dropout=0.0)
@@ -588,3 +588,7 @@ def test_lora_on_a_compressed_model(bits):
     with pytest.raises(ValueError, match=says("query_key_value", "compressed", "merge before")):
         merge(packed)
     assert len(loras(packed)) == 4  # it is as it was
+    expected = packed(ids)
+    save_adapter(packed, tmp_path)
+    detach(packed)
+    close(load_adapter(packed, tmp_path)(ids), expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, quantize
 from tokenizers import pre_tokenizers
 from torch.testing import assert_close
 
@@ -34,6 +34,10 @@ def write(path, kind="F32", tied=False, **changes):
     file = GGUFWriter(path, facts["architecture"])
     for name in ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv", "layer_norm_rms_eps", "rope_freq_base"):
         getattr(file, f"add_{name}")(facts[name])
+    if "rope_scaling_type" in facts:
+        file.add_rope_scaling_type(RopeScalingType(facts["rope_scaling_type"]))
+    if "rope_dimension_count" in facts:
+        file.add_rope_dimension_count(facts["rope_dimension_count"])
     file.add_tokenizer_model(facts["model"])
     file.add_tokenizer_pre(facts["pre"])
     file.add_token_list(tokens)
@@ -142,12 +146,18 @@ def test_damaged(damage, tmp_path):
         Llama.from_pretrained(path)
 
 
-def test_a_scaled_rotation_is_refused(tmp_path):
-    path = write(tmp_path / "small.gguf")
-    read = gguf.opened(path)
-    read.config["rope_scaling"] = "yarn"
-    with pytest.raises(ValueError, match="rope_scaling='yarn'"):
-        Llama.from_pretrained(path)
+@pytest.mark.parametrize("scaling", ["yarn", "linear"])
+def test_a_scaled_rotation_is_refused(scaling, tmp_path):
+    with pytest.raises(ValueError, match=f"rope_scaling='{scaling}'"):
+        Llama.from_pretrained(write(tmp_path / "small.gguf", rope_scaling_type=scaling))
+
+
+def test_a_rotation_that_says_it_is_plain(tmp_path):
+    plain, said = (Llama.from_pretrained(write(tmp_path / f"{len(facts)}.gguf", **facts)) for facts in ({}, dict(rope_scaling_type="none", rope_dimension_count=16)))
+    ids = torch.arange(9)[None]
+    assert torch.equal(plain(ids), said(ids))
+    with pytest.raises(ValueError, match="rope.dimension_count=8 of 16"):
+        Llama.from_pretrained(write(tmp_path / "half.gguf", rope_dimension_count=8))
 
 
 def test_a_block_unpacked_by_hand():
