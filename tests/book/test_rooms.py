@@ -19,7 +19,7 @@ FLOORS = [  # from the ground
     "transformer training",
     "gpt bert t5 vit llama contextual",
     "electra bert_family parts.deberta parts.canine parts.xlnet captioning inverse sentences adapting compressing probing parts.heads",
-    "lab tasks.tuning tasks.translation tasks.probes show.live",
+    "lab tasks.tuning tasks.translation tasks.probes show.live show.chat",
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 # The addresses that users were promised, though the thing is defined elsewhere.
