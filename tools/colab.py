@@ -89,6 +89,9 @@ def used(*code: ast.AST, here: str = "") -> Use:
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if name.startswith("_"):
                 use.names.update({own(name, here), own(name, module)})
+            case ast.Attribute(value=ast.Name(id="annotated_nlp"), attr="load"):  # which imports when it is called
+                use.modules.add("hub.checkpoints")
+                use.names.add("model_and_tokenizer")
             case ast.Name(id=name) | ast.Attribute(attr=name):
                 use.names.add(own(name, here))
             case ast.Import(names=names):
