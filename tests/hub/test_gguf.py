@@ -14,8 +14,9 @@ import annotated_nlp
 from annotated_nlp.hub import gguf, tokenizers
 from annotated_nlp.llama import Llama
 
-KINDS = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-WIDTH, WIDE, HEADS, KV = 64, 96, 4, 2
+SUPER = {"Q4_K": (144, {0: 3e-4, 2: 2.2e-3}), "Q5_K": (176, {0: 1.5e-4, 2: 2.2e-3}), "Q6_K": (210, {208: 1e-4})}
+KINDS = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SUPER]
+HEADS, KV = 4, 2
 
 
 def pieces():
@@ -25,11 +26,21 @@ def pieces():
     return ["<|endoftext|>", "<|im_end|>", *letters, *("".join(merge.split()) for merge in merges)], merges
 
 
+def blocks(shape, kind, g):
+    "Random weights in blocks of 256, which the library unpacks and doesn't pack: random bytes, but for the scales, two bytes each."
+    size, scales = SUPER[kind]
+    made = torch.randint(256, (*shape[:-1], shape[-1] // 256, size), generator=g, dtype=torch.uint8).numpy()
+    for at, scale in scales.items():
+        made[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    return made.reshape(*shape[:-1], -1)
+
+
 def write(path, kind="F32", tied=False, **changes):
-    "A file of two layers with random weights, packed as `kind`; gives the weights that went in, by their names there."
+    "A file of two layers with random weights, packed as `kind`."
+    width, wide = (256, 256) if kind in SUPER else (64, 96)
     g = torch.Generator().manual_seed(0)
     tokens, merges = pieces()
-    facts = dict(block_count=2, context_length=40, embedding_length=WIDTH, feed_forward_length=WIDE, head_count=HEADS,
+    facts = dict(block_count=2, context_length=40, embedding_length=width, feed_forward_length=wide, head_count=HEADS,
                  head_count_kv=KV, layer_norm_rms_eps=1e-5, rope_freq_base=500.0, architecture="llama", pre="gpt-2", model="gpt2") | changes
     file = GGUFWriter(path, facts["architecture"])
     for name in ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv", "layer_norm_rms_eps", "rope_freq_base"):
@@ -47,16 +58,18 @@ def write(path, kind="F32", tied=False, **changes):
     file.add_eos_token_id(1)
     file.add_unk_token_id(0)
     file.add_chat_template("{{ messages[0]['content'] }}")
-    shapes = {"token_embd": (len(tokens), WIDTH), "output_norm": (WIDTH,)} | ({} if tied else {"output": (len(tokens), WIDTH)})
+    shapes = {"token_embd": (len(tokens), width), "output_norm": (width,)} | ({} if tied else {"output": (len(tokens), width)})
     for i in range(2):
-        block = dict(attn_norm=(WIDTH,), ffn_norm=(WIDTH,), attn_q=(WIDTH, WIDTH), attn_k=(WIDTH * KV // HEADS, WIDTH), attn_v=(WIDTH * KV // HEADS, WIDTH),
-                     attn_output=(WIDTH, WIDTH), ffn_gate=(WIDE, WIDTH), ffn_up=(WIDE, WIDTH), ffn_down=(WIDTH, WIDE))
+        block = dict(attn_norm=(width,), ffn_norm=(width,), attn_q=(width, width), attn_k=(width * KV // HEADS, width), attn_v=(width * KV // HEADS, width),
+                     attn_output=(width, width), ffn_gate=(wide, width), ffn_up=(wide, width), ffn_down=(width, wide))
         shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
     shapes |= {name: (3, 32) for name in facts.get("more", ())}
     for name, shape in shapes.items():
         values = (torch.randn(shape, generator=g) * (0.3 if len(shape) > 1 else 0.1) + (len(shape) == 1)).numpy()
         if len(shape) == 1 or kind == "F32":
             file.add_tensor(f"{name}.weight", values)
+        elif kind in SUPER:
+            file.add_tensor(f"{name}.weight", blocks(shape, kind, g), raw_dtype=GGMLQuantizationType[kind])
         else:
             packing = GGMLQuantizationType[kind]
             file.add_tensor(f"{name}.weight", quantize(values, packing), raw_dtype=packing)
