@@ -66,7 +66,7 @@ def sweep(name: str, kind: str, device: str, seed: int = 0) -> dict:
             optimizer.zero_grad()
 
         calls[name, value] = step
-    times = interleave(calls, plan["rounds"], device)
+    times = interleave(calls, plan["rounds"], device, kind == "tiny")
     seconds = [statistics.median(times[key]) for key in calls]
     row = dict(what="generation" if name in WRITING else "a training step", against=name,
                values=plan["values"][name], seconds=seconds)

@@ -41,10 +41,13 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return ((found - wanted).abs().max() / wanted.abs().max()).item()
 
 
-def interleave(calls: dict[Key, Callable], rounds: int, device: str) -> dict[Key, list[float]]:
+def interleave(
+    calls: dict[Key, Callable], rounds: int, device: str, tiny: bool = False
+) -> dict[Key, list[float]]:
     """Seconds for each call in each round; the order turns from round to round.
 
-    A call that takes less than 50 ms is repeated within its turn.
+    A call that takes less than 50 ms is repeated within its turn. Where all is `tiny`, nobody reads the times: each call
+    is made once, and nothing is cleared away before.
     """
 
     def seconds(call: Callable, repeats: int) -> float:
@@ -56,9 +59,10 @@ def interleave(calls: dict[Key, Callable], rounds: int, device: str) -> dict[Key
         return (time.perf_counter() - started) / repeats
 
     warm = [seconds(call, 1) for call in calls.values()]
-    repeats = min(50, math.ceil(0.05 / min(warm)))
+    repeats = 1 if tiny else min(50, math.ceil(0.05 / min(warm)))
     times, order = {key: [] for key in calls}, list(calls)
-    gc.collect()
+    if not tiny:
+        gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
@@ -150,7 +154,7 @@ class Bout:
     ):
         torch.manual_seed(0)
         torch.compiler.reset()  # the last bout's programs, which are kept by the lines that they were made from
-        self.contest, self.device, self.rounds = contest, device, rounds
+        self.contest, self.device, self.rounds, self.tiny = contest, device, rounds, tiny
         self.size = contest.sizes["tiny" if tiny else device]
         ours = contest.ours(tiny)
         self.models = {"ours": ours, "theirs": contest.theirs(ours)}
@@ -239,7 +243,7 @@ class Bout:
         self, calls: dict[Key, Callable], found: float, notes: dict[str, str], rounds: int | None = None
     ) -> dict:
         "A row of seconds; on a CPU with the share of `products` in our best mode."
-        row = self._row("s", interleave(calls, rounds or self.rounds, self.device), found, notes)
+        row = self._row("s", interleave(calls, rounds or self.rounds, self.device, self.tiny), found, notes)
         if self.device == "cpu":
             row["products"] = products(calls["ours", row["best"]["ours"]])
         return row

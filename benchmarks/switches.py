@@ -204,7 +204,7 @@ def compare(name: str, rounds: int, tiny: bool, compile: bool) -> dict:
             if share < 1 and "int8" not in way:
                 raise Different(f"{name}: {side}, {way}, writes other tokens")
         calls = {key: lambda write=write: [write(prompt) for prompt in of.prompts] for key, write in writers.items()}
-        times = interleave(calls, rounds, "cpu")
+        times = interleave(calls, rounds, "cpu", tiny)
     tokens, speed = of.new * len(of.prompts), bandwidth(0.1 if tiny else 1.0)
     ways = []
     for (side, way), seconds in times.items():

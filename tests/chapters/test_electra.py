@@ -236,7 +236,7 @@ def test_two_folders(tmp_path):
         assert torch.equal(p, q)
 
 
-def test_training_finds_what_was_replaced():
+def test_training_finds_what_was_replaced(unchecked):
     "Texts that count upwards: the generator learns to continue them, and the discriminator to see where they don't."
     torch.manual_seed(1)
     sizes = dict(vocab_size=29, max_len=12, d_embedding=16, d_model=32, n_heads=4, d_ff=64, n_layers=2, dropout=0.0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import messages
@@ -173,6 +174,8 @@ def test_sizes(row, size):
 
 
 ENOUGH = 20_000  # numbers, of which spread and mean are known to 0.5 and 0.7 %
+# After three whole draws numbers are lacking in heads and class tokens only, whose start doesn't depend on what these count.
+SLIM = dict(vocab_size=9, max_position_embeddings=8, type_vocab_size=2, num_hidden_layers=1, image_size=4)
 
 
 @over(condition=lambda row: row.wide)
@@ -183,17 +186,27 @@ def test_initialisation_as_theirs(row, tmp_path):
     def few(ours, theirs):
         return theirs[0].std(correction=0) > 0 and sum(x.numel() for x in theirs) < ENOUGH
 
-    while not pools or any(few(*pool) for pool in pools.values()):
-        twin = row.twin(row.theirs(row.theirs.config_class(**row.wide)), tmp_path)
-        layout, ours = checkpoints._writable(twin)[0], dict(row.ours(twin.config).named_parameters())
-        for name, wanted in twin.named_parameters():
+    for draw in range(200):
+        if draw and not any(few(*pool) for pool in pools.values()):
+            break
+        options = {name: SLIM.get(name, value) if draw > 2 else value for name, value in row.wide.items()}
+        theirs = row.theirs(row.theirs.config_class(**options))
+        theirs.save_pretrained(tmp_path)
+        if draw in (0, 3):  # the sizes are new
+            twin = row.ours.from_pretrained(tmp_path)
+            layout = checkpoints._writable(twin)[0]
+        state = theirs.state_dict() | load_file(tmp_path / "model.safetensors")  # names of both; tied ones aren't in the file
+        for name, p in row.ours(twin.config).named_parameters():
             parts = layout.place(name).names
-            for part, *chunks in zip(parts, ours[name].detach().chunk(len(parts)), wanted.detach().chunk(len(parts)), strict=True):
+            for part, chunk in zip(parts, p.detach().chunk(len(parts)), strict=True):
                 pool = pools.setdefault(part, ([], []))
                 if not part.endswith(row.other_start) and (not pool[0] or few(*pool)):
-                    for side, chunk in zip(pool, chunks):
-                        side.append(chunk.flatten())
+                    assert chunk.numel() == state[part].numel(), part
+                    pool[0].append(chunk.flatten())
+                    pool[1].append(state[part].flatten())
         pools = {part: pool for part, pool in pools.items() if pool[0]}
+    else:
+        pytest.fail("numbers are lacking for " + ", ".join(part for part, pool in pools.items() if few(*pool)))
     for part, pool in pools.items():
         (spread, mean), (their_spread, their_mean) = ((x.std(correction=0), x.mean()) for x in map(torch.cat, pool))
         assert abs(spread - their_spread) <= 0.05 * their_spread and abs(mean - their_mean) < 0.04 * max(their_spread, 1e-9), part

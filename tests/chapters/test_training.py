@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -113,12 +114,12 @@ if __name__ == "__main__":
             time.sleep(0.004 if newest() < last else 600)  # however slow the other process: it never comes too late
             return token_loss(model, batch)
         run(folder, loss=slow, accumulate=2, save_every=1)
-    if how == "corners":
+    if "corners" in how:
         model, history = run(model=Corners(seed=int(os.environ["RANK"])), loss=corner_loss)
         if os.environ["RANK"] == "0":
             from safetensors.torch import save_file
-            save_file(dict(model.state_dict()), folder + "/model.safetensors")
-    if how == "shared":
+            save_file(dict(model.state_dict()), folder + "/corners.safetensors")
+    if "shared" in how:
         model, history = run(accumulate=1)
         assert os.environ["WORLD_SIZE"] == "2" and torch.distributed.get_backend() == "gloo"
         if os.environ["RANK"] == "0":
@@ -578,29 +579,41 @@ def test_killed_again_and_again(script, tmp_path):
     assert same(whole, resumed) and history.loss == expected.loss
 
 
-@pytest.mark.parametrize("launcher", ["accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0",
-                                      "torch.distributed.run --standalone --nproc-per-node 2"])
-def test_two_processes_equal_one(launcher, script, tmp_path):
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    "The folder of a run by two processes, by the launcher of a name: of all runs that are asked of two, since a start takes seconds."
+    @cache
+    def launched(launcher):
+        folder = tmp_path_factory.mktemp("two")
+        (folder / "run.py").write_text(RUN)
+        command = [sys.executable, "-m", *launcher.split(), folder / "run.py", folder, "shared corners"]
+        done = subprocess.run(command, env=environment() | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return folder
+
+    return launched
+
+
+LAUNCHERS = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0", "torch.distributed.run --standalone --nproc-per-node 2"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_equal_one(launcher, two_processes):
     "One process with twice the accumulation has the same global batch: the same losses, dropout included."
     alone, history = run(accumulate=2)
-    command = [sys.executable, "-m", *launcher.split(), script, tmp_path, "shared"]
-    done = subprocess.run(command, env=environment() | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    shared = History.load(tmp_path / "history.json")
+    folder = two_processes(launcher)
+    shared = History.load(folder / "history.json")
     assert shared.tokens == history.tokens and shared.loss == pytest.approx(history.loss, abs=1e-5)
     from safetensors.torch import load_file
-    weights = load_file(tmp_path / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
     assert max((weights[n] - w).abs().max().item() for n, w in alone.state_dict().items()) < 1e-4
 
 
-def test_two_processes_train_what_one_trains(script, tmp_path):
+def test_two_processes_train_what_one_trains(two_processes):
     "Parameters without a gradient, in all updates or in some, on one side or both; weights that began differently."
     alone, _ = run(model=Corners(), loss=corner_loss, accumulate=2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path, "corners"]
-    done = subprocess.run(command, env=environment() | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
     from safetensors.torch import load_file
-    weights, before = load_file(tmp_path / "model.safetensors"), Corners().state_dict()
+    weights, before = load_file(two_processes(LAUNCHERS[1]) / "corners.safetensors"), Corners().state_dict()
     assert max((weights[n] - w).abs().max().item() for n, w in alone.state_dict().items()) < 1e-4
     moved = {n.partition(".")[0] for n in weights if not torch.equal(weights[n], before[n])}
     assert moved == {"embedding", "rnn", "norm", "head", "rare"}

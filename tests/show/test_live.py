@@ -233,7 +233,8 @@ def show(browser, widgets, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     contexts = []
 
-    def go(*kinds, scheme="light", spoilt="", init="", **options):
+    def go(*kinds, scheme="light", spoilt="", init="", quiet=False, **options):
+        "Where it matters what isn't fetched, `quiet` waits until nothing more is: half a second in which the page might."
         context = web.context(browser, color_scheme=scheme, **options)
         contexts.append(context)
         body = "\n".join(widgets[kind]._repr_html_() for kind in kinds)
@@ -251,7 +252,7 @@ def show(browser, widgets, tmp_path):
         page.on("pageerror", lambda e: page.wrong.append(str(e)))
         if spoilt:
             context.route(f"**/{spoilt}", lambda route: route.fulfill(body="window.spoilt = true", content_type="text/javascript"))
-        page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html", wait_until="networkidle")
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html", wait_until="networkidle" if quiet else "load")
         return page
 
     yield go
@@ -287,7 +288,7 @@ def far(page, name):
 @pytest.mark.browser
 def test_writes_by_keyboard_and_agrees_with_pytorch(show, record_property):
     "Nothing before the click; then forty-one calls for forty pieces, each equal to PyTorch's, and text that these logits allow."
-    page = show("write")
+    page = show("write", quiet=True)
     assert page.fetched == ["page.html"]
     assert "Stored answer" in page.get_by_role("status").inner_text()
     assert "was" in page.get_by_role("group", name="The review").inner_text() and page.locator("tbody tr").count() == 8
@@ -347,7 +348,7 @@ def test_stop_stops(show):
 @pytest.mark.browser
 def test_fills_gaps_and_agrees_with_pytorch(show):
     "With the text that is typed, one call for all gaps; and says what to do about a text without one, or too long."
-    page = show("fill")
+    page = show("fill", quiet=True)
     assert page.fetched == ["page.html"] and page.locator("table").count() == 2
     box = page.get_by_label("A text with gaps")
     box.fill("I thought it was a very , and I loved it.")
@@ -379,7 +380,7 @@ def heard(page):
 @pytest.mark.browser
 def test_translates_by_keyboard_and_agrees_with_pytorch(show, record_property):
     "Digits become the words that the model knows; one call a word, each equal to PyTorch's, and the map is the chosen head's attention."
-    page = show("translate")
+    page = show("translate", quiet=True)
     assert page.fetched == ["page.html"] and "deux cent quatre vingt onze" in page.get_by_role("group", name="The translation").inner_text()
     words, shares = heard(page)
     assert words == "deux cent quatre vingt onze END".split() and len(shares[0]) == 5
@@ -481,7 +482,7 @@ def test_the_beam_search_is_chapter_4s(show):
 @pytest.mark.browser
 def test_steps_through_a_beam_search(show):
     "Forwards, backwards and to the end, by touch; each step shows the candidates and their fates, and calls the model once."
-    page = show("beam", viewport=PHONE, has_touch=True)
+    page = show("beam", viewport=PHONE, has_touch=True, quiet=True)
     assert page.fetched == ["page.html"] and page.locator("tr.ended").count() > 0 < page.locator("tr.dropped").count()
     page.get_by_label("A number").fill("thousand thousand")
     page.get_by_label("Width of the beam").fill("3")
@@ -529,7 +530,7 @@ def read(page):
 @pytest.mark.browser
 def test_reads_a_drawn_digit_and_agrees_with_pytorch(show, record_property):
     "Drawn with the mouse; after the first answer each stroke is read at once. A bar makes 7 of 1, as PyTorch finds too."
-    page = show("digit")
+    page = show("digit", quiet=True)
     assert page.fetched == ["page.html"] and page.locator("td.share").count() == 5
     for stroke in ([(8, 6), (8.5, 6), (24, 6), (15, 28)], [(12, 17), (22, 17)]):
         first, *others = inside(page, stroke)
