@@ -148,12 +148,13 @@ def fit_probes(
         line_search_fn="strong_wolfe",
     )
 
-    wanted = repeat(labels, "t s -> (t l s)", l=n_layers)
+    wanted = repeat(labels, "t s -> (t l) s", l=n_layers)
 
     def loss() -> Tensor:
         search.zero_grad()
-        logits = einsum(x, weight, "l s d, t l d c -> t l s c") + bias
-        each = rearrange(logits, "t l s c -> (t l s) c")
+        # classes before items: the sums over a dozen classes then run along long rows
+        logits = einsum(weight, x, "t l d c, l s d -> t l c s") + bias.mT
+        each = rearrange(logits, "t l c s -> (t l) c s")
         entropy = F.cross_entropy(each, wanted, reduction="sum")
         value = (entropy + penalty / 2 * weight.square().sum()) / s
         value.backward()
