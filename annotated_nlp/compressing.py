@@ -78,8 +78,19 @@ def grid(bits: int) -> Float[Tensor, "l"]:
 
 
 def nearest_level(x: Float[Tensor, "*b"], levels: Float[Tensor, "l"]) -> Int[Tensor, "*b"]:
-    """For each entry the number of the level that is nearest; `levels` ascend."""
-    return torch.bucketize(x, (levels[1:] + levels[:-1]) / 2)
+    """For each entry the number of the level that is nearest, of two the lower; `levels` ascend."""
+    n = len(levels) // 2
+    if 16 < len(levels) and torch.equal(levels, torch.arange(-n, n + 1).to(levels)):
+        whole = x.round()
+        lower = torch.where(whole - x == 0.5, whole - 1, whole)
+        return (lower.fmin(levels[-1]).fmax(levels[0]) + n).long()  # fmin: of NaN the last
+    borders = (levels[1:] + levels[:-1]) / 2
+    if len(levels) > 16:
+        return torch.bucketize(x, borders)
+    above = torch.zeros_like(x, dtype=torch.uint8)
+    for border in borders:  # a few comparisons of all take less time than a search for each
+        above += x <= border
+    return len(borders) - above.long()
 
 
 def fit_levels(
@@ -123,8 +134,10 @@ def codebook(x: Float[Tensor, "*b"], bits: int, rounds: int = 30) -> Float[Tenso
     middles = (torch.arange(n, device=x.device) + 0.5) / n * len(ascending)
     levels = ascending[middles.long()]
     for _ in range(rounds):
-        codes = nearest_level(ascending, levels)
-        counts = codes.bincount(minlength=n)
+        ends = torch.searchsorted(ascending, (levels[1:] + levels[:-1]) / 2, right=True)
+        bounds = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(ascending))
+        counts = bounds.diff()
+        codes = torch.repeat_interleave(counts)  # the entries ascend, so their levels do
         means = codes.bincount(ascending, minlength=n) / counts
         levels = torch.where(counts > 0, means.to(x.dtype), levels)
     return levels

@@ -15,7 +15,7 @@ import test_invariants
 from messages import refused
 from parity import close
 from annotated_nlp.compressing import Factors, Integers, codebook, distillation_loss
-from annotated_nlp.compressing import factorize, fit_levels, grid, prune, quantize
+from annotated_nlp.compressing import factorize, fit_levels, grid, nearest_level, prune, quantize
 from annotated_nlp.compressing import relation_loss, rewind, straight_through
 from annotated_nlp.gpt import GPT, GPTConfig
 from annotated_nlp.hub.compressed import COMPRESSED, load_compressed, save_compressed
@@ -139,6 +139,34 @@ def test_rounds_never_lose(bits):
 
     errors = [error(rounds) for rounds in range(6)]
     assert all(later <= earlier + 1e-4 for earlier, later in zip(errors, errors[1:]))
+
+
+@pytest.mark.parametrize("levels", [*map(grid, range(1, 9)), *(torch.randn(n).sort().values for n in (2, 16, 17, 256)),
+                                    torch.tensor([-3.0, 0, 0, 1])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nearest_level_is_a_search_among_the_borders(levels, dtype):
+    levels = levels.to(dtype)
+    borders = (levels[1:] + levels[:-1]) / 2
+    special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, torch.inf, -torch.inf, torch.nan], dtype=dtype)
+    ties = torch.cat([borders, levels, torch.arange(-300, 300, dtype=dtype) / 2])
+    beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-torch.inf, torch.inf)]
+    x = torch.cat([special, ties, *beside, 3 * levels.abs().max() * torch.randn(2000, dtype=dtype)])
+    assert torch.equal(nearest_level(x, levels), torch.bucketize(x, borders))
+    finite = x[x.abs() < 1e6].double()
+    far = (finite[:, None] - levels.double()).abs()
+    chosen = far.gather(1, nearest_level(finite.to(dtype), levels)[:, None])
+    torch.testing.assert_close(chosen[:, 0], far.amin(1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_codebook_moves_each_level_to_the_mean_of_what_is_nearest(bits):
+    x = torch.cat([torch.randn(400), torch.zeros(300), torch.randn(100).round()])  # ties, and levels of no entry
+    levels = codebook(x, bits, rounds=0)
+    for rounds in range(1, 6):
+        codes = torch.bucketize(x.sort().values, (levels[1:] + levels[:-1]) / 2)
+        means = codes.bincount(x.sort().values, minlength=2**bits) / codes.bincount(minlength=2**bits)
+        levels = torch.where(means.isnan(), levels, means)
+        assert torch.equal(codebook(x, bits, rounds=rounds), levels)
 
 
 def test_codebook_is_kmeans():
