@@ -46,8 +46,8 @@ def interleave(
 ) -> dict[Key, list[float]]:
     """Seconds for each call in each round; the order turns from round to round.
 
-    A call that takes less than 50 ms is repeated within its turn. Where all is `tiny`, nobody reads the times: each call
-    is made once, and nothing is cleared away before.
+    A call that takes less than 50 ms is repeated within its turn. Where all is `tiny`, nobody reads the times:
+    each call is made once, and nothing is cleared away before.
     """
 
     def seconds(call: Callable, repeats: int) -> float:

@@ -3,6 +3,7 @@
 import setuptools  # noqa: F401  first: torch.compile imports it late, which fails where the standard distutils was loaded before
 
 import os
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -16,10 +17,12 @@ settings.load_profile("book")
 
 
 # Files in order of their seconds. One worker runs a whole file: a long one that begins last is waited for by all.
-LONG = ("test_live", "test_corpora", "test_parity", "test_bench", "test_invariants", "test_colab")
+LONG = ("test_live", "test_site", "test_packages", "test_transforms", "test_parity", "test_invariants", "test_second_device", "test_training",
+        "test_colab", "test_checkpoints", "test_tokenization", "test_bench")
 
 
 def pytest_collection_modifyitems(items):
+    assert set(LONG) <= {path.stem for path in Path(__file__).parent.rglob("test_*.py")}, "a file of LONG was renamed"
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
