@@ -320,6 +320,11 @@ def _package(catalog: str, language: str) -> str:
     return "jupyterlab-language-pack-" + _PACKS[language].replace("_", "-")
 
 
+@functools.lru_cache
+def _locale_folders(package: Path) -> tuple[Path, ...]:
+    return tuple(package.glob("**/locale"))
+
+
 def _catalog_files(catalog: str, language: str) -> list[Path]:
     """The compiled gettext catalogs (.mo) of one program in one language."""
     if catalog == "jupyterlab":
@@ -327,7 +332,10 @@ def _catalog_files(catalog: str, language: str) -> list[Path]:
     else:
         module, locale = "django", language
     folder = Path(_require(module, _package(catalog, language)).__path__[0])
-    return sorted(folder.glob(f"**/locale/{locale}/LC_MESSAGES/*.mo"))
+    places = _locale_folders(folder)
+    return sorted(
+        file for place in places for file in place.glob(f"{locale}/LC_MESSAGES/*.mo")
+    )
 
 # %% ../../nbs/corpora/loaders.ipynb #d10d4131
 _PLACEHOLDER = re.compile(r"[{}$]|%\S")  # {0}, {{ name }}, $, %s, %1, %(name)s

@@ -220,6 +220,8 @@ _TYPED = str.maketrans(
         "—": "--",
     }
 )
+_TYPED |= {code: char and char.translate(_TYPED) for code, char in _WINDOWS.items()}
+_SET = re.compile("[" + "".join(map(chr, _TYPED)) + "]")  # what a typewriter hasn't
 
 
 def plain_line(text: str) -> str:
@@ -228,7 +230,8 @@ def plain_line(text: str) -> str:
     No tags, entities, control characters and typographic marks.
     """
     text = html.unescape(_TAG.sub("", _BREAK.sub(" ", text)))
-    text = _HIDDEN.sub("", text.translate(_WINDOWS).translate(_TYPED))
+    text = _SET.sub(lambda mark: _TYPED[ord(mark[0])] or "", text)
+    text = _HIDDEN.sub("", text)
     return " ".join(text.split())
 
 # %% ../../nbs/corpora/packages.ipynb #3be992cb
@@ -266,7 +269,7 @@ def quoted(sentences: Iterable[str], texts: Iterable[str]) -> set[str]:
     found = set()
     for text in texts:
         words = _words(text)
-        if beginnings := filed.keys() & set(zip(words, words[1:], words[2:])):
+        if beginnings := filed.keys() & zip(words, words[1:], words[2:]):
             whole = f" {' '.join(words)} "
             found |= {
                 sentence
@@ -549,8 +552,11 @@ def sense_examples(folder: Path) -> tuple[tuple[str, str, int, str, str, str], .
         bases, synsets = _bases(folder, part), list(_synsets(folder / f"data.{part}"))
         heads = {synset.offset: synset for synset in synsets} if part == "adj" else {}
         for synset in synsets:
+            examples = re.findall(r'"([^"]*)"', synset.gloss)
+            if not examples:
+                continue
             gloss = plain_line(synset.gloss.partition('"')[0]).rstrip("; ")
-            for quoted_text in re.findall(r'"([^"]*)"', synset.gloss):
+            for quoted_text in examples:
                 sentence = plain_line(quoted_text)
                 place = _place(synset.words, sentence, part, bases)
                 if place and len(sentence.split()) > 1:
@@ -645,9 +651,9 @@ def source_and_bytecode(source: str) -> tuple[str, str] | None:
         isinstance(value, frozenset) for value in code.co_consts
     ):
         return None
-    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    if len(instructions) > _LONGEST:
+    if sum(map(bool, code.co_code[::2])) > _LONGEST:  # 0 is CACHE
         return None
+    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     labels = {item.offset for item in instructions if item.is_jump_target}
     labels = {offset: f"L{i}" for i, offset in enumerate(sorted(labels), 1)}
     lines = [f"f({ast.unparse(function.args)})"]
