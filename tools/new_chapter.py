@@ -86,8 +86,10 @@ nbs/{name}.ipynb stands, runs, and exports annotated_nlp/{module}.py. Now:
   1. write it: what is to be filled in stands in square brackets, in the order of the page;
   2. make chapters NAMES="{name} api"    after each change of code
   3. tests/chapters/test_{module}.py     what is too heavy for the page: other sizes, odd settings, wrong calls
-  4. nbs/index.ipynb                     a line in the table of chapters; CHANGELOG.md, one under Unreleased
-  5. make test""")
+  4. tests/book/test_rooms.py            the module's name on its floor; annotated_nlp/__init__.py, in _MODULES
+  5. nbs/index.ipynb                     a line in the table of chapters; CHANGELOG.md, one under Unreleased
+  6. make chapters NAMES=how_to_read     its map of the book is read from the package
+  7. make test""")
     return 0
 
 
