@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {f.relative_to(ROOT / "nbs").with_suffix("").as_posix(): nbformat.read(f, as_version=4)
          for f in sorted((ROOT / "nbs").rglob("[!.]*.ipynb")) if ".ipynb_checkpoints" not in f.parts}
 # Surnames, a town, and French words in examples.
-KNOWN = "rouge,cleary,gage,parma,pinter,tung,valide,mot,vie,fils"
+KNOWN = "rouge,cleary,gage,parma,pinter,tung,valide,mot,vie,fils,fille"
 # Computing's own words, the name of a licence or a title, and words that are British too in another sense.
 AMERICAN_ALL_THE_SAME = {"program", "catalog", "catalogs", "license", "color", "story", "practice", "signaling"}
 NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)|https?://\S+", re.DOTALL)
