@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
+from messages import says
 
 from annotated_nlp.llama import Llama, LlamaConfig
 from annotated_nlp.show import chat
 from annotated_nlp.show.chat import Chat, chat_widget
 from annotated_nlp.tokenization import load
-from tests.messages import says
 
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 QUESTIONS = ("a quiet film about two brothers", "and the end?", "would you watch it again")
