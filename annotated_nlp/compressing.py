@@ -79,18 +79,7 @@ def grid(bits: int) -> Float[Tensor, "l"]:
 
 def nearest_level(x: Float[Tensor, "*b"], levels: Float[Tensor, "l"]) -> Int[Tensor, "*b"]:
     """For each entry the number of the level that is nearest, of two the lower; `levels` ascend."""
-    n = len(levels) // 2
-    if 16 < len(levels) and torch.equal(levels, torch.arange(-n, n + 1).to(levels)):
-        whole = x.round()
-        lower = torch.where(whole - x == 0.5, whole - 1, whole)
-        return (lower.fmin(levels[-1]).fmax(levels[0]) + n).long()  # fmin: of NaN the last
-    borders = (levels[1:] + levels[:-1]) / 2
-    if len(levels) > 16:
-        return torch.bucketize(x, borders)
-    above = torch.zeros_like(x, dtype=torch.uint8)
-    for border in borders:  # a few comparisons of all take less time than a search for each
-        above += x <= border
-    return len(borders) - above.long()
+    return torch.bucketize(x, (levels[1:] + levels[:-1]) / 2)
 
 
 def fit_levels(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
-from itertools import takewhile
+from os.path import commonprefix
 from threading import Event, Lock, Thread
 from time import perf_counter
 
@@ -113,12 +113,7 @@ class Chat:
         self.messages = [*messages, answer := dict(role="assistant", content="")]
         device, written = next(self.model.parameters()).device, []
         with evaluating(self.model):
-            same = sum(
-                1
-                for _ in takewhile(
-                    lambda pair: pair[0] == pair[1], zip(ids[:-1], self.known)
-                )
-            )
+            same = len(commonprefix([ids[:-1], self.known]))
             self.state, self.known = replace(self.state, length=same), ids[:same]
             if new := ids[same:-1]:
                 _, self.state = self.model.read(
@@ -127,12 +122,12 @@ class Chat:
                 self.known = ids[:-1]
             last = torch.tensor(ids[-1:], device=device)
             for _ in range(most):
-                self.known = [*self.known, *last.tolist()]
+                self.known.append(last.item())
                 logits, self.state = self.model.step(last, self.state)
                 last = _drawn(logits, cuts, generator)
                 if last.item() == self.model.config.eos_id:
                     break
-                written += last.tolist()
+                written.append(last.item())
                 text = self.tokenizer.decode(written)
                 # A character of several bytes may be half written.
                 if not text.endswith("\ufffd") and text != answer["content"]:

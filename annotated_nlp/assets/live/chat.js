@@ -35,9 +35,9 @@ export default {render({model, el}) {
   });
   const hears = {
     messages: all => { log.replaceChildren(); for (const {role, content} of all) add(role, content); said.textContent = ""; },
-    part: text => { answer.append(text); said.textContent = "Writing \u2026"; log.scrollTop = log.scrollHeight; },
-    end: text => { said.textContent = text; state(false); },
-    error: text => { if (answer && !answer.textContent) { box.value = answer.previousSibling.textContent; answer.previousSibling.remove(); answer.remove(); } said.textContent = text; state(false); },
+    part: text => { answer ??= add("assistant", ""); answer.append(text); said.textContent = "Writing \u2026"; log.scrollTop = log.scrollHeight; },
+    end: text => { answer = null; said.textContent = text; state(false); },
+    error: text => { if (answer && !answer.textContent) { box.value = answer.previousSibling.textContent; answer.previousSibling.remove(); answer.remove(); } answer = null; said.textContent = text; state(false); },
   };
   model.on("msg:custom", heard => { for (const [name, content] of Object.entries(heard)) hears[name](content); });
   const host = make("div", {"data-lm-suppress-shortcuts": "true", role: "group", "aria-label": "conversation with a language model"});
