@@ -1,10 +1,11 @@
 """Run pages, each in a process of its own: `python -P pages.py FOLDER [--workers 2]`, as `tools.away` calls it.
 
 It needs nothing of the repository, so that the Python that has the wheel can run it. On Linux the processes are forked
-from one that has imported PyTorch and the rest and computed nothing; elsewhere each begins anew.
+from one that has imported PyTorch and the rest, has read the corpora, and has computed nothing; elsewhere each begins anew.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import multiprocessing
@@ -26,13 +27,28 @@ HEAVY = ("torch._dynamo", "torch.testing", "torch.utils.flop_counter", "transfor
          "sklearn.feature_extraction.text", "sklearn.pipeline")
 
 
+CORPORA = ("movie_reviews", "review_sentences", "verses", "senses", "python_prose", "handwritten_digits", "interface_strings")
+
+
 def warm() -> None:
-    "Import what most pages import. What is missing is the pages' affair."
+    "Import what most pages import, and read what many read. What is missing is the pages' affair."
     for name in HEAVY:
         try:
             importlib.import_module(name)
         except ImportError:
             pass
+    try:  # the package remembers what it has read
+        from annotated_nlp.corpora import loaders, packages
+        from annotated_nlp.hub import gguf
+        reading = [*(getattr(loaders, name) for name in CORPORA), lambda: gguf.opened(packages.smollm2())]
+    except ImportError:
+        reading = []
+    for read in reading:
+        try:
+            read()
+        except Exception:  # without a network, or without a package
+            pass
+    gc.freeze()  # else each process's first collection would copy all of it
 
 
 def cpu() -> float:
