@@ -151,7 +151,8 @@ def beam_search(
 ) -> Beams:
     """Keep the `beam` best hypotheses at every step.
 
-    Results are best first by score / length ** `length_penalty` (Wu et al. 2016, section 7). A
+    Results are best first by score / length ** `length_penalty`, as `transformers` has it; Wu et al. 2016,
+    section 7, divide by ((5 + length) / 6) ** `length_penalty`. A
     text is done when no live hypothesis can beat the worst of its `beam` finished ones; at
     `max_new_tokens` the live ones count as finished. Equal to `transformers`' generate with
     `early_stopping="never"`, and to `greedy` with `beam` 1 and no penalty. Other arguments as
