@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['seed_all', 'numbered', 'History', 'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'plan_of', 'resume',
-           'save_history', 'wrapped', 'share_weights', 'share_gradients', 'check_settings', 'largest_gradients',
-           'Display']
+           'save_history', 'wrapped', 'share_weights', 'share_gradients', 'accelerator_for', 'gradients_of_parts',
+           'check_settings', 'largest_gradients', 'Display']
 
 # %% ../../nbs/tasks/resuming.ipynb #1f0e8aac
 import hashlib
@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from numbers import Real
@@ -32,8 +32,9 @@ from .. import checks
 # %% ../../nbs/tasks/resuming.ipynb #c863a43d
 with checks.extra("train"):
     from accelerate import Accelerator
+    from accelerate.state import is_initialized
     from accelerate.utils import broadcast, convert_outputs_to_fp32
-    from accelerate.utils import find_batch_size, set_seed
+    from accelerate.utils import find_batch_size, send_to_device, set_seed
     from tqdm.auto import tqdm
 
 # %% ../../nbs/tasks/resuming.ipynb #a5fc5b7b
@@ -505,6 +506,84 @@ def share_gradients(accelerator: Accelerator, model: nn.Module) -> None:
         flat, shapes = pack(own, "*")
         for p, total in zip(alike, unpack(accelerator.reduce(flat), shapes, "*")):
             p.grad = total
+
+# %% ../../nbs/tasks/resuming.ipynb #9a000002
+def accelerator_for(
+    precision: str | None, accelerator: Accelerator | None = None
+) -> tuple[Accelerator, str]:
+    """Device and precision of a run: a CUDA card, in bf16 if it has that, where there is one; else the CPU.
+
+    An Accelerator that the user made, for this run or for this process, decides instead.
+    """
+    checks.one_of(("fp32", "bf16", None), precision=precision)
+    if accelerator is not None:
+        checks.instances(Accelerator, accelerator=accelerator)
+    elif is_initialized():
+        accelerator = Accelerator()
+    else:
+        wants_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+        cpu = wants_cpu or not torch.cuda.is_available()
+        # the run itself computes in bf16: Accelerate allows a process one precision
+        accelerator = Accelerator(cpu=cpu, mixed_precision="no")
+    parts, split = accelerator.gradient_accumulation_steps, accelerator.distributed_type
+    checks.require(
+        parts == 1,
+        f"accelerator has gradient_accumulation_steps={parts}: give accumulate={parts} instead",
+    )
+    checks.require(
+        split.value in ("NO", "MULTI_CPU", "MULTI_GPU"),
+        f"accelerator is of type {split.value}: fit gives every process the whole model, so make it without",
+    )
+    theirs = accelerator.mixed_precision
+    checks.require(
+        theirs in ("no", "bf16"),
+        f"accelerator has mixed_precision={theirs!r}, which needs scaled losses: take 'bf16' or 'no'",
+    )
+    if theirs == "bf16":
+        checks.require(
+            precision != "fp32",
+            "precision='fp32' and this process's Accelerator has mixed_precision='bf16': drop one",
+        )
+        return accelerator, "bf16"
+    on_card = accelerator.device.type == "cuda"
+    fast = on_card and torch.cuda.is_bf16_supported(including_emulation=False)
+    return accelerator, precision or ("bf16" if fast else "fp32")
+
+# %% ../../nbs/tasks/resuming.ipynb #9a000004
+def gradients_of_parts(
+    accelerator: Accelerator, model: nn.Module, group: list, loss: Callable, seed: int
+) -> tuple[float, float]:
+    """Leave the gradient of the mean loss over a group's tokens in the parameters; gives loss and tokens.
+
+    Each process takes its share of the group. `loss` gives the mean over a batch, alone or with the number
+    of tokens.
+    """
+    sums = torch.zeros(2, device=accelerator.device)
+    mine = group[accelerator.process_index :: accelerator.num_processes]
+    for number, batch in mine:
+        # dropout depends on the batch, not on who computes it or when
+        seed_all(seed, "model", number)
+        result = loss(model, send_to_device(batch, accelerator.device))
+        mean, tokens = result if isinstance(result, tuple) else (result, 1)
+        if not isinstance(mean, Tensor) or mean.ndim or not mean.requires_grad:
+            raise TypeError(
+                "loss(model, batch) must give a scalar tensor that depends on the model's parameters, "
+                f"alone or as (scalar, number of tokens); it gave {result!r}"
+            )
+        mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
+        (mean * tokens).backward()
+        sums[0] += mean.detach() * tokens
+        sums[1] += tokens
+    total, tokens = accelerator.reduce(sums).tolist()
+    if tokens <= 0:
+        raise ValueError(
+            f"the loss counted {tokens:g} tokens in batches {group[0][0]} to {group[-1][0]}: nothing to learn"
+        )
+    share_gradients(accelerator, model)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.mul_(1 / tokens)
+    return total / tokens, tokens
 
 # %% ../../nbs/tasks/resuming.ipynb #b97dcda5
 def check_settings(

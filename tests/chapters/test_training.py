@@ -445,7 +445,7 @@ def test_departures():
     p.grad = torch.full((3,), 2.0, dtype=torch.double)
     training.clip_grads_with_norm_([p], 0.5, training.get_total_norm([p.grad]))
     assert 0 < 0.5 - p.grad.norm() < 1e-6
-    assert all(training._accelerator(precision)[0].scaler is None for precision in ("bf16", "fp32"))
+    assert all(resuming.accelerator_for(precision)[0].scaler is None for precision in ("bf16", "fp32"))
 
 
 def test_optimizer_of_the_transformer_paper():
