@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['WHEELS', 'OPINIONS', 'VERSIONS', 'TRANSLATIONS', 'FASHION', 'GARMENTS', 'WORDNET', 'DICTIONARIES', 'Wheel',
            'wheel_name', 'folder', 'wheel', 'origin', 'member', 'smollm2', 'plain_line', 'opinions', 'quoted',
-           'verses_of', 'translations', 'idx', 'garments', 'sense_examples', 'dictionary', 'source_and_bytecode']
+           'verses_of', 'translations', 'idx', 'garments', 'wordnet', 'sense_examples', 'dictionary',
+           'source_and_bytecode']
 
 # %% ../../nbs/corpora/packages.ipynb #a1a3dbf9
 import ast
@@ -463,7 +464,8 @@ class _Synset(NamedTuple):
     gloss: str
 
 
-def _synsets(file: Path) -> Iterator[_Synset]:
+def wordnet(file: Path) -> Iterator[_Synset]:
+    """The synsets of one of WordNet's data files, such as `WORDNET / "data.noun"`: their words and their gloss."""
     for line in file.read_text(encoding="latin-1").splitlines():
         if line.startswith("  "):  # the licence
             continue
@@ -549,7 +551,7 @@ def sense_examples(folder: Path) -> tuple[tuple[str, str, int, str, str, str], .
                     f"no {file.name} in path={str(folder)!r}: try `apt-get install wordnet-base` (Debian, Ubuntu), or "
                     "pass path= with the folder `dict` of WordNet 3"
                 )
-        bases, synsets = _bases(folder, part), list(_synsets(folder / f"data.{part}"))
+        bases, synsets = _bases(folder, part), list(wordnet(folder / f"data.{part}"))
         heads = {synset.offset: synset for synset in synsets} if part == "adj" else {}
         for synset in synsets:
             examples = re.findall(r'"([^"]*)"', synset.gloss)

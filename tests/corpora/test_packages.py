@@ -556,7 +556,7 @@ def test_sense_keys_are_wordnets_own():
     keys = {row[4] for row in packages.sense_examples(packages.WORDNET)}
     listed = {line.split()[0] for name in ("cntlist.rev", "sentidx.vrb") for line in (packages.WORDNET / name).read_text().splitlines()}
     verbs = {line.split()[0] for line in (packages.WORDNET / "sentidx.vrb").read_text().splitlines()}
-    synsets = list(packages._synsets(packages.WORDNET / "data.verb"))
+    synsets = list(packages.wordnet(packages.WORDNET / "data.verb"))
     assert verbs <= {packages._sense_key(synset, i, {}) for synset in synsets for i in range(len(synset.words))}
     assert len(keys & listed) > 10_000
 
