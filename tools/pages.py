@@ -1,7 +1,7 @@
 """Run pages, each in a process of its own: `python -P pages.py FOLDER [--workers 2]`, as `tools.away` calls it.
 
-It needs nothing of the repository, so that the Python that has the wheel can run it. On Linux the processes are forked
-from one that has imported PyTorch and the rest, has read the corpora, and has computed nothing; elsewhere each begins anew.
+It needs nothing of the repository, so the Python that has the wheel can run it. On Linux the processes are forked from
+one that has imported PyTorch and the rest, read the corpora and computed nothing; elsewhere each begins anew.
 """
 
 import argparse
@@ -27,7 +27,8 @@ HEAVY = ("torch._dynamo", "torch.testing", "torch.utils.flop_counter", "transfor
          "sklearn.feature_extraction.text", "sklearn.pipeline")
 
 
-CORPORA = ("movie_reviews", "review_sentences", "verses", "senses", "python_prose", "handwritten_digits", "interface_strings")
+CORPORA = ("movie_reviews", "review_sentences", "verses", "senses", "python_prose", "handwritten_digits",
+           "interface_strings")
 
 
 def warm() -> None:
