@@ -25,3 +25,12 @@ def close(found, wanted, tolerance=1e-5, name=""):
     "To `tolerance` of the largest entry."
     assert found.dtype == wanted.dtype
     assert_close(found, wanted, atol=tolerance * wanted.detach().abs().max().item(), rtol=0, msg=lambda text: f"{name}: {text}")
+
+
+def rounds_like(found, theirs, wanted):
+    """Off `wanted` in root mean square, over all of a batch's outputs, by at most half as much again as theirs are.
+
+    So no number has to be chosen for a model or a machine: on some, products of bfloat16 are summed less exactly.
+    """
+    off = lambda outputs: sum((x.float().cpu() - y).square().sum() for x, y in zip(outputs, wanted, strict=True)).sqrt().item()
+    assert 0 < off(found) <= 1.5 * off(theirs), (off(found), off(theirs))

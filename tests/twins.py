@@ -85,7 +85,6 @@ class Row:
     one_start: bool = True  # every matrix of ours begins with N(0, 0.02²)
     other_start: tuple[str, ...] = ()  # what theirs begins otherwise
     starts: Mapping[str, float | None] = field(default_factory=lambda: {THEIR_START: 0.02, LARGE_WEIGHTS: 0.3})
-    quiet: Mapping = field(default_factory=dict)  # how theirs is made for bfloat16
     made: Mapping[str, Mapping] = field(default_factory=lambda: {"": {}})  # ours that were never theirs: settings
     prepare: Callable[[nn.Module, float | None], None] = lambda theirs, std: None  # theirs, before its vectors are disturbed
     disturbed: Callable[[str, Tensor], bool] = lambda name, p: p.ndim == 1
@@ -95,7 +94,6 @@ class Row:
     own_loss: Callable[[tuple[Tensor, ...], Batch], Tensor] | None = None  # what theirs calls its loss, where `loss` has more in it
     loss_in_float32: bool = True  # theirs, whatever the model's precision
     bits: bool = False  # the same bits give the same outputs, or outputs within 1e-6
-    bfloat16: float = 16 / 256
     precisely: Callable = lambda monkeypatch: None  # makes theirs compute in float64 what it is asked in float64
 
     def tolerance(self, dtype):
@@ -218,7 +216,7 @@ gpt = partial(
     hidden=lambda model, batch: model.states(**batch.inputs, all_layers=True),
     their_hidden=lambda theirs, batch: theirs(batch.inputs["ids"], output_hidden_states=True).hidden_states,
     kept=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "resid_pdrop", "embd_pdrop", "attn_pdrop", "model_type", "architectures", "tie_word_embeddings"),
-    never=dict(max_len=0), one_start=False, floor=0.0, bfloat16=8 / 256)
+    never=dict(max_len=0), one_start=False, floor=0.0)
 GPT_SMALL = dict(vocab_size=29, max_len=24, d_model=32, n_heads=4, n_layers=2, dropout=0.0)
 GPT_UNSAYABLE = (dict(d_head=16), dict(norm="rms"), dict(gated=True), dict(bias=False), dict(scale=1.0), dict(prefix_lm=True))
 GPTS = [
@@ -277,7 +275,7 @@ llama = partial(
           "rms_norm_eps", "attention_dropout", "attention_bias", "mlp_bias", "rope_parameters", "model_type", "architectures", "tie_word_embeddings"),
     small=dict(vocab_size=29, max_len=24, d_model=32, n_heads=4, n_kv_heads=2, d_ff=40, n_layers=2, dropout=0.0), never=dict(max_len=0),
     unsayable=(dict(norm="layer"), dict(gated=False), dict(scale=1.0), dict(norm_first=False)),
-    wide=dict(hidden_size=96, num_attention_heads=4, num_hidden_layers=3, intermediate_size=256, vocab_size=2000, max_position_embeddings=1024), floor=0.0, bfloat16=8 / 256, precisely=exact_norm,
+    wide=dict(hidden_size=96, num_attention_heads=4, num_hidden_layers=3, intermediate_size=256, vocab_size=2000, max_position_embeddings=1024), floor=0.0, precisely=exact_norm,
     undoable=(("hidden_act", "mish"), ("rope_scaling", dict(factor=2.0, rope_type="linear"))), synonyms=dict(gelu_pytorch_tanh="gelu_new"))
 LLAMA = dict(vocab_size=29, max_position_embeddings=24, pad_token_id=None, bos_token_id=None, eos_token_id=None)
 LLAMA_ODD = {
@@ -532,8 +530,7 @@ def albert_(name, head, **row):
     return encoder(bert_family, AlbertConfig, name, head, **dict(
         small=ENCODER_SMALL | dict(d_embedding=20), odd=ALBERT_ODD, sizes=sizes, kept=(*ENCODER_KEPT, "embedding_size"), wide=BERT_WIDE | dict(embedding_size=64),
         unsayable=(*ENCODER_UNSAYABLE, dict(shared=False)),
-        undoable=(("hidden_act", "mish"), ("position_embedding_type", "relative_key"), ("num_hidden_groups", 2), ("inner_group_num", 2), ("tie_word_embeddings", False)),
-        bfloat16=40 / 256) | row)  # one block three times, and so its rounding: theirs is off as far
+        undoable=(("hidden_act", "mish"), ("position_embedding_type", "relative_key"), ("num_hidden_groups", 2), ("inner_group_num", 2), ("tie_word_embeddings", False))) | row)
 
 
 ALBERTS = [
@@ -617,7 +614,7 @@ def t5_(version, ours, theirs, made):
         unsayable=(dict(norm="layer"), dict(norm="layer", bias=True), dict(scale=0.5), dict(norm_first=False), dict(activation="gelu"),
                    *([dict(activation="gelu_tanh"), dict(gated=True)] if version == "1.0" else [dict(activation="relu")])),
         undoable=(("feed_forward_proj", "gated-silu"), ("feed_forward_proj", "gelu"), ("is_encoder_decoder", False), ("decoder_start_token_id", 7), ("num_layers", "two")),
-        never=dict(n_buckets=3), one_start=False, sizes=sizes, starts={THEIR_START: None, LARGE_WEIGHTS: 0.3}, quiet=dict(std=0.1), made=made, prepare=their_t5(version == "1.1"), disturbed=lambda name, p: False,
+        never=dict(n_buckets=3), one_start=False, sizes=sizes, starts={THEIR_START: None, LARGE_WEIGHTS: 0.3}, made=made, prepare=their_t5(version == "1.1"), disturbed=lambda name, p: False,
         wide=dict(d_model=96, d_ff=200, vocab_size=2000, num_heads=5, d_kv=24, num_layers=3, relative_attention_num_buckets=4096, relative_attention_max_distance=9000) | theirs,
         exact=1e-12, loss_in_float32=False, bits=True, precisely=exact_norm)
 
