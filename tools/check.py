@@ -73,31 +73,38 @@ def _run(groups: list[dict[str, list[str]]]) -> int:
     """Run the steps of each group side by side, the groups one after the other; give the number of those that failed.
 
     Every step is run even after a failure, so that one run shows all that is wrong. The first of a group says at once
-    what it does, the others when they are done.
+    what it does, the others when they are done. How a failing step ended is said again at the end, where it is found.
     """
     # Pages and files of tests run side by side: more threads would only get in each other's way.
-    env = {**os.environ, "OMP_NUM_THREADS": "1",
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    title = lambda name, command: f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}"
 
-    def step(name: str, command: list[str], aloud: bool) -> tuple[str, int, float]:
+    def step(name: str, command: list[str], aloud: bool) -> tuple[str, int, float, list[str]]:
+        said = [f"\n== {name}: {' '.join(command).replace(sys.executable, 'python')}\n"]
         if aloud:
-            print(title(name, command), flush=True)
+            print(said[0], end="", flush=True)
         started = time.perf_counter()
-        quiet = {} if aloud else dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        done = subprocess.run(command, cwd=ROOT, env=env, **quiet)
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              encoding="utf-8", errors="replace") as process:
+            for line in process.stdout:
+                said.append(line)
+                if aloud:
+                    print(line, end="", flush=True)
         if not aloud:
-            print(title(name, command), done.stdout.decode(errors="replace"), sep="\n", flush=True)
-        return name, done.returncode, time.perf_counter() - started
+            print(*said, sep="", flush=True)
+        return name, process.returncode, time.perf_counter() - started, said[-30:]
 
     ended = []
     for group in groups:
         with ThreadPoolExecutor(len(group)) as pool:
             ended += [*pool.map(lambda item: step(*item[1], aloud=item[0] == 0), enumerate(group.items()))]
+    for name, status, _, last in ended:
+        if status:
+            print(f"\n== {name} FAILED, and ended so:\n", *last, sep="", flush=True)
     print()
-    for name, status, seconds in ended:
+    for name, status, seconds, _ in ended:
         print(f"{name:>9} {seconds:5.0f} s  {'FAILED' if status else 'ok'}")
-    return sum(status != 0 for _, status, _ in ended)
+    return sum(status != 0 for _, status, *_ in ended)
 
 
 RUFF = ["ruff", "check", "annotated_nlp", "benchmarks", "tests", "tools", "setup.py"]

@@ -395,6 +395,7 @@ def test_every_step_is_run_and_each_failure_counts(capfd):
     out = capfd.readouterr().out
     assert all(re.search(rf"^{word}$", out, re.M) for word in ("first", "second", "third", "last"))
     assert re.findall(r"^ +(\w+) +\d+ s  (ok|FAILED)$", out, re.M) == [("one", "FAILED"), ("two", "ok"), ("three", "FAILED"), ("four", "ok")]
+    assert re.findall(r"^== (\w+) FAILED, and ended so:\n+== .*\n(\w+)$", out, re.M) == [("one", "first"), ("three", "third")], "at the end once more"
 
 
 def run_pages(folder, names):
