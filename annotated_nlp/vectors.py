@@ -139,7 +139,7 @@ def neighbours(
 
 # %% ../nbs/08_vectors.ipynb #7bc7b66a
 class BagEncoder(nn.Module):
-    """n vectors to 1: their mean, whatever their order (the CBOW of Mikolov et al. 2013a)."""
+    """n vectors to 1: their mean, whatever their order (as CBOW averages: Mikolov et al. 2013a)."""
 
     def __init__(self, d_in: int):
         super().__init__()
