@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.lab is not None:
         os.environ["LAB_RUN"] = "full"
-        paths = [NBS / "lab" / f"{args.lab}.ipynb"]
+        paths = [NBS / "lab" / f"{args.lab}.ipynb", NBS / "results.ipynb"]  # which lists each run with its date
     else:
         paths = [page(name) for name in args.names] or chapters()
     missing = [p for p in paths if not p.exists()]
