@@ -57,14 +57,31 @@ def cpu() -> float:
     return sum(os.times()[:4])
 
 
+def watch(unfit: list[str]) -> None:
+    "From here on, note each drawing that is shown in which things touch that shouldn't, or which a phone's reader can't read."
+    from annotated_nlp.show.diagram import Diagram
+
+    draw = Diagram._repr_png_
+
+    def looked_at(drawing):
+        touching, smallest = drawing.overlaps(), drawing.smallest_text(390)
+        if touching or smallest < 9:
+            unfit.append(f"{drawing}: touching {touching}; its smallest text is {smallest:.1f} pixels high at 390, at least 9 are asked")
+        return draw(drawing)
+
+    Diagram._repr_png_ = looked_at
+
+
 def one(page: Path, said: Path, report: Path, skip: list[str], path: Path) -> None:
     "In a process of its own: run a page as nbdev_test does, print into `said`, and write `report` at the end of it."
     with said.open("w", encoding="utf-8") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-        before = cpu()
+        before, unfit = cpu(), []
         try:
-            passed = test_nb(page, skip_flags=skip, basepath=path)[0]
+            watch(unfit)
+            passed = test_nb(page, skip_flags=skip, basepath=path)[0] and not unfit
+            print(*unfit, sep="\n")
         except BaseException:  # what leaves test_nb, such as a page that can't be read, is a failure to tell of
             traceback.print_exc()
             passed = False

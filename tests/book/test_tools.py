@@ -383,9 +383,12 @@ MADE = {
     "a": ["import os, sys, torch", "os.environ['LEFT'] = sys.left = torch.left = 'x'  # the largest page, and therefore the first: " + 500 * "-"],
     "b": ["import os, sys, torch", "assert 'LEFT' not in os.environ and not hasattr(sys, 'left') and not hasattr(torch, 'left')"],
     "figure": ["import matplotlib.pyplot as plt\nfrom pathlib import Path", "assert 'inline' in plt.get_backend() and Path('figure.ipynb').exists()"],
+    "fit": ["from annotated_nlp.show.diagram import Diagram", "d = Diagram()\na = d.box('a')\nd.arrow(a, d.box('b', right_of=a, gap=60), 'on')\nd"],
+    "unfit": ["from annotated_nlp.show.diagram import Diagram", "d = Diagram()\na = d.box('a')\nd.arrow(a, d.box('b', right_of=a, gap=14), 'far too long')\nd"],
+    "tiny": ["from annotated_nlp.show.diagram import Diagram", "d = Diagram()\nd.text('small', size=5)\nd"],
     **{f"page{i}": GOOD for i in range(4)},
 }
-FAIL = {"lab/bad", "crash", "leave"}
+FAIL = {"lab/bad", "crash", "leave", "unfit", "tiny"}
 
 
 def test_every_step_is_run_and_each_failure_counts(capfd):
@@ -426,6 +429,12 @@ def test_a_failing_page_fails_the_run(run_of_pages):
 def test_how_each_page_ends(run_of_pages, name):
     "What nbdev skips is skipped; one that takes its process along has failed; nothing of one reaches another; each draws in its folder."
     assert re.search(rf"^{'FAILED' if name in FAIL else 'passed'} {name}: [\d.]+ s, computing [\d.]+ s$", run_of_pages.stdout, re.M)
+
+
+def test_an_unfit_drawing_fails_its_page(run_of_pages):
+    "Where things touch, and where a phone's reader can't read it."
+    assert re.search(r"touching \[.*'far too long'.*\]; its smallest text is 1\d\.\d pixels", run_of_pages.stderr)
+    assert re.search(r"touching \[\]; its smallest text is [1-8]\.\d pixels", run_of_pages.stderr)
 
 
 def test_a_page_that_takes_its_process_along_is_told_of(run_of_pages):
