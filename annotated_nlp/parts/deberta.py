@@ -27,7 +27,7 @@ from ..transformer import Stack, make_norm
 class DebertaConfig(BertConfig):
     """BERT's settings, and how far positions are told apart; sizes not given are DeBERTa-base's.
 
-    He et al. 2021. All distances from `max_distance` on (`max_len` if not given) share a vector.
+    He et al. 2021. On each side, distances from about `max_distance` on (`max_len` if not given) share a vector.
     With one kind of segment, as published, segments have no vectors. Raises ValueError for
     settings that don't fit.
     """

@@ -556,6 +556,16 @@ def test_canine_reads_what_follows_a_text():
     assert (before - other).abs().max() > 1e-3 and (before - more).abs().max() > 1e-3
 
 
+@torch.no_grad()
+def test_canine_may_read_to_the_end_of_the_next_chunk():
+    "Where a text ends with a chunk, the convolution up reads the next one: its length counts, and nothing behind it."
+    config = CanineConfig(d_model=24, n_heads=4, d_ff=40, n_layers=1, n_buckets=200, max_len=200, window=16)
+    model, text = loud(Canine(config)).eval(), torch.randint(1, 150, (1, 16))
+    padded = lambda n: model(F.pad(text, (0, n)), mask=torch.arange(16 + n)[None] < 16)[:, :16]
+    assert (padded(8) - padded(16)).abs().max() > 1e-3
+    assert_close(padded(16), padded(24), atol=1e-4, rtol=1e-4)
+
+
 # The suite notices: each invariant fails on a model that breaks it
 
 
