@@ -58,7 +58,7 @@ def cpu() -> float:
 
 
 def watch(unfit: list[str]) -> None:
-    "From here on, note each drawing that is shown in which things touch that shouldn't, or which a phone's reader can't read."
+    "From here on, note each drawing that is shown in which things touch, or whose text a phone makes too small."
     from annotated_nlp.show.diagram import Diagram
 
     draw = Diagram._repr_png_
@@ -66,7 +66,8 @@ def watch(unfit: list[str]) -> None:
     def looked_at(drawing):
         touching, smallest = drawing.overlaps(), drawing.smallest_text(390)
         if touching or smallest < 9:
-            unfit.append(f"{drawing}: touching {touching}; its smallest text is {smallest:.1f} pixels high at 390, at least 9 are asked")
+            unfit.append(f"{drawing}: touching {touching}; its smallest text is {smallest:.1f} pixels high "
+                         "where it is shown 390 wide, and should be at least 9")
         return draw(drawing)
 
     Diagram._repr_png_ = looked_at
