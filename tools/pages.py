@@ -31,13 +31,21 @@ CORPORA = ("movie_reviews", "review_sentences", "verses", "senses", "python_pros
            "interface_strings")
 
 
-def warm() -> None:
-    "Import what most pages import, and read what many read. What is missing is the pages' affair."
+def warm() -> int | None:
+    """Import what most pages import, and read what many read. What is missing is the pages' affair.
+
+    Gives the number of threads with which PyTorch begins. In this process it has one alone: a process that is forked
+    from one whose pool of threads has worked would wait for these threads for ever.
+    """
     for name in HEAVY:
         try:
             importlib.import_module(name)
         except ImportError:
             pass
+    threads = None
+    if torch := sys.modules.get("torch"):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
     try:  # the package remembers what it has read
         from annotated_nlp.corpora import loaders, packages
         from annotated_nlp.hub import gguf
@@ -50,6 +58,7 @@ def warm() -> None:
         except Exception:  # without a network, or without a package
             pass
     gc.freeze()  # else each process's first collection would copy all of it
+    return threads
 
 
 def cpu() -> float:
@@ -73,12 +82,14 @@ def watch(unfit: list[str]) -> None:
     Diagram._repr_png_ = looked_at
 
 
-def one(page: Path, said: Path, report: Path, skip: list[str], path: Path) -> None:
+def one(page: Path, said: Path, report: Path, skip: list[str], path: Path, threads: int | None = None) -> None:
     "In a process of its own: run a page as nbdev_test does, print into `said`, and write `report` at the end of it."
     with said.open("w", encoding="utf-8") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
         before, unfit = cpu(), []
+        if threads:
+            sys.modules["torch"].set_num_threads(threads)
         try:
             watch(unfit)
             passed = test_nb(page, skip_flags=skip, basepath=path)[0] and not unfit
@@ -99,7 +110,7 @@ def finished(process, said: Path, report: Path) -> tuple[bool, float, str]:
     return False, 0.0, f"{text}The process ended before the page did, with exit code {process.exitcode}.\n"
 
 
-def run(pages: list[Path], folder: Path, workers: int) -> list[str]:
+def run(pages: list[Path], folder: Path, workers: int, threads: int | None = None) -> list[str]:
     """Run the pages, `workers` at a time in the order given; print what those that fail say, and the ten slowest.
 
     Gives the names of those that failed.
@@ -114,7 +125,7 @@ def run(pages: list[Path], folder: Path, workers: int) -> list[str]:
                 page, number = waiting.pop(0), len(waiting)
                 name = page.parent.relative_to(folder).as_posix()
                 files = Path(scratch) / f"{number}.txt", Path(scratch) / f"{number}.json"
-                process = start(target=one, args=(page.resolve(), *files, skip, config.config_path))
+                process = start(target=one, args=(page.resolve(), *files, skip, config.config_path, threads))
                 process.start()
                 running[process.sentinel] = name, process, files, time.perf_counter()
             for sentinel in connection.wait(list(running)):
@@ -139,9 +150,8 @@ def main() -> int:
     args = parser.parse_args()
     # The largest first, which take longest, as a rule: so both workers end at about the same time.
     pages = sorted(args.folder.rglob("*.ipynb"), key=lambda page: -page.stat().st_size)
-    if FORKS and len(pages) > args.workers:
-        warm()
-    failed = run(pages, args.folder, args.workers)
+    threads = warm() if FORKS and len(pages) > args.workers else None
+    failed = run(pages, args.folder, args.workers, threads and max(1, threads // args.workers))
     print(f"{len(pages) - len(failed)} of {len(pages)} pages passed", flush=True)
     if failed:
         print("These failed:", *failed, sep="\n  ", file=sys.stderr)
