@@ -27,8 +27,8 @@ from .transformer import make_norm
 class BoundaryHead(nn.Module):
     """Logits of a hidden piece from the states on both sides of its span, and its number within it.
 
-    Joshi et al. 2020, section 3.2: h = LayerNorm(GELU(W [left; right; p])), the same layer once more, and
-    the vectors of all pieces. A number from `longest` on has the last vector.
+    Joshi et al. 2020, section 3.2: h = LayerNorm(GELU(W [left; right; u])) with a vector u for the number, the
+    same layer once more, and the vectors of all pieces. A number from `longest` on has the last vector.
     """
 
     def __init__(self, config: BertConfig, *, width: int = 200, longest: int = 20):
@@ -49,8 +49,8 @@ class BoundaryHead(nn.Module):
         pieces: Float[Tensor, "v e"],
     ) -> Float[Tensor, "k v"]:
         """`number` is 0 for the first piece of a span; `pieces` is the embedding's matrix."""
-        p = self.numbers(number.clamp(max=self.numbers.num_embeddings - 1))
-        h = self.first_norm(F.gelu(self.first(torch.cat([left, right, p], dim=-1))))
+        u = self.numbers(number.clamp(max=self.numbers.num_embeddings - 1))
+        h = self.first_norm(F.gelu(self.first(torch.cat([left, right, u], dim=-1))))
         h = self.second_norm(F.gelu(self.second(h)))
         return F.linear(h, pieces, self.bias)
 
