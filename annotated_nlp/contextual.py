@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from . import checks
-from .parts.model import Generates
+from .parts.model import Generates, Pretrained
 from .parts.pooling import last_state, max_pool, mean_pool
 from .parts.recurrent import start_well
 from .seq2seq import cross_entropy
@@ -73,7 +73,7 @@ class LSTMConfig:
     """Sizes of an `LSTMLanguageModel`: embedding and last layer are `d_model` wide, the layers between `d_hidden`.
 
     The dropouts, in the order of the way through the model: whole words of the embedding, its
-    features, recurrent weights, features between layers and after the last.
+    features, recurrent weights, features between layers and after the last. `eos_id` ends a text.
     """
 
     vocab_size: int
@@ -85,6 +85,7 @@ class LSTMConfig:
     dropout_weights: float = 0.0
     dropout_hidden: float = 0.0
     dropout_output: float = 0.0
+    eos_id: int | None = None
 
     def __post_init__(self):
         checks.sizes(self, "vocab_size d_model d_hidden n_layers")
@@ -127,7 +128,7 @@ class LSTMState:
         )
 
 # %% ../nbs/09_contextual.ipynb #508ecb40
-class LSTMLanguageModel(Generates, nn.Module):
+class LSTMLanguageModel(Pretrained, Generates, nn.Module):
     """The next word from those before it: layers of LSTM between two uses of one embedding.
 
     With its dropouts it is the AWD-LSTM of Merity et al. 2018, which ULMFiT pretrains; without
@@ -141,7 +142,6 @@ class LSTMLanguageModel(Generates, nn.Module):
         checks.instances(LSTMConfig, config=config)
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.bias = nn.Parameter(torch.zeros(c.vocab_size))
         widths = [c.d_model, *[c.d_hidden] * (c.n_layers - 1), c.d_model]
         self.layers = nn.ModuleList(
@@ -151,6 +151,17 @@ class LSTMLanguageModel(Generates, nn.Module):
         self.dropouts = nn.ModuleList(
             map(LockedDropout, [c.dropout_input, *between, c.dropout_output])
         )
+        self.initialise(self)
+
+    @staticmethod
+    def initialise(module: nn.Module) -> None:
+        """Start the embeddings of `module` between -0.1 and 0.1, its LSTMs as `start_well` says."""
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                nn.init.uniform_(part.weight, -0.1, 0.1)
+            elif isinstance(part, nn.LSTM):
+                part.reset_parameters()
+                start_well(part)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
         """Logits for the word after each of `ids`."""

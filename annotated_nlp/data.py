@@ -68,7 +68,11 @@ def row_length(row: Sequence | Tensor) -> tuple[int, int]:
 
     A row without parts is one itself.
     """
-    parts = [len(part) for part in row if isinstance(part, Sequence)] or [len(row)]
+    has_length = lambda part: (
+        part.ndim if isinstance(part, Tensor) else isinstance(part, Sequence)
+    )
+    whole = isinstance(row, Tensor) or not any(map(has_length, row))
+    parts = [len(row)] if whole else [len(part) for part in row if has_length(part)]
     return max(parts), sum(parts)
 
 

@@ -193,7 +193,7 @@ def _stream(batches: Iterable, steps: int) -> Iterator:
 def teacher_forcing(
     model: nn.Module, batches: Iterable, *, steps: int, lr: float = 3e-3
 ) -> list[float]:
-    """Train for `steps` updates; give the loss of each, in nats a token.
+    """Train for `steps` updates; give the loss of each, in nats per token.
 
     `batches` gives `data.Batch`es and is read again when it ends. Leaves the model in
     evaluation mode. Raises ValueError for `steps` below 1 or no batches, FloatingPointError

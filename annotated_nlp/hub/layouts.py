@@ -1081,6 +1081,7 @@ _CAPTIONER = JointLayout(
 _CLASSES = {"score": "score"}
 LAYOUTS = {
     "Transformer": (Layout("Transformer", "annotated_nlp_transformer"),),
+    "LSTMLanguageModel": (Layout("LSTMLanguageModel", "annotated_nlp_lstm"),),
     "GPT": (
         _headed(_GPT2, "GPT2LMHeadModel", {}, {"lm_head.weight": "transformer.wte.weight"}),
         _headed(

@@ -163,6 +163,7 @@ def test_rows_of_one_key_come_together():
 def test_length_of_a_row(row, length):
     assert row_length(row) == length
     assert row_length(torch.zeros(4, 2)) == (4, 4)
+    assert row_length((torch.zeros(3), torch.zeros(5))) == (5, 8)  # a pair of tensors, as one of lists
 
 
 def test_order_may_be_the_callers():
