@@ -45,7 +45,10 @@ def test_what_a_reader_tries_first():
         getattr(annotated_nlp, "GPT5")  # noqa: B009
 
 
-@pytest.mark.parametrize("name, kind", [("reviews-gpt", "GPT"), ("reviews-bert", "BertForMaskedLM"), ("numbers-fr", "Transformer"), ("digits-vit", "ViT")])
+@pytest.mark.parametrize("name, kind", [
+    ("reviews-gpt", "GPT"), ("reviews-bert", "BertForMaskedLM"), ("reviews-lstm", "LSTMLanguageModel"),
+    ("numbers-fr", "Transformer"), ("digits-vit", "ViT"),
+])
 def test_load_gives_the_class_that_the_file_names(name, kind):
     "The same weights as by the class itself, and the tokenizer that lies beside them."
     model, tokenizer = annotated_nlp.load(f"annotated-nlp/{name}")

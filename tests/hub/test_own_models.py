@@ -12,6 +12,7 @@ import torch
 import transformers
 from annotated_nlp import lab, tokenization
 from annotated_nlp.bert import Bert, BertForMaskedLM, BertForSequenceClassification
+from annotated_nlp.contextual import LSTMLanguageModel
 from annotated_nlp.corpora.loaders import movie_reviews
 from annotated_nlp.gpt import GPT
 from annotated_nlp.hub.checkpoints import find_folder
@@ -22,20 +23,22 @@ MODELS = {
     NAME: (BertForMaskedLM, transformers.BertForMaskedLM),
     "annotated-nlp/reviews-gpt": (GPT, transformers.GPT2LMHeadModel),
 }
-each_model = pytest.mark.parametrize("name", MODELS)
+LSTM = "annotated-nlp/reviews-lstm"
+KINDS = {name: kind for name, (kind, _) in MODELS.items()} | {LSTM: LSTMLanguageModel}
+each_model = pytest.mark.parametrize("name", KINDS)
 TEXTS = ["A moving film, and very well acted.", "I want my [MASK] back!", "Überraschend gut."]
 
 
 @each_model
 def test_found_without_a_network(name):
-    kind = MODELS[name][0]
+    kind = KINDS[name]
     code = (
         f"from {kind.__module__} import {kind.__name__} as model; from annotated_nlp import tokenization;"
         f"print(model.from_pretrained({name!r}).config.d_model, tokenization.load({name!r}).get_vocab_size())"
     )
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-    assert said.split() == ["192", "8000"]
+    assert said.split() == ["224" if name == LSTM else "192", "8000"]
 
 
 def test_a_folder_here_comes_first(tmp_path, monkeypatch):
@@ -55,7 +58,7 @@ def test_at_most_eight_megabytes(name):
     assert sum(path.stat().st_size for path in find_folder(name, []).iterdir()) < 8e6
 
 
-@each_model
+@pytest.mark.parametrize("name", MODELS)
 def test_transformers_reads_it_and_agrees(name):
     (ours, theirs), folder = MODELS[name], find_folder(name, [])
     ours, theirs = ours.from_pretrained(name), theirs.from_pretrained(folder).eval().float()
@@ -100,3 +103,19 @@ def test_writes_as_its_card_says():
     card = lab.results("reviews_gpt")[0]["numbers"]["bits"]
     [counts] = [value for name, value in card.items() if name.startswith("counts")]
     assert bits / size < min(counts, card["the book's GPT"] + 0.1)
+
+
+def test_remembers_as_its_card_says():
+    "The first test reviews in one line, read by PyTorch's own layers: near the card's bits per byte, and below those of counting."
+    model, tokenizer = LSTMLanguageModel.from_pretrained(LSTM), tokenization.load(LSTM)
+    texts = [row.text for row in movie_reviews(split="test")[:80]]
+    ids = torch.tensor([[model.config.eos_id, *(i for text in texts for i in [*tokenizer.encode(text).ids, model.config.eos_id])]])
+    x = model.embedding(ids[:, :-1])
+    with torch.no_grad():
+        for layer in model.layers:
+            x = layer.lstm(x)[0]
+        logits = x @ model.embedding.weight.T + model.bias
+        nats = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
+    card = lab.results("reviews_lstm")[0]["numbers"]["bits"]
+    size = sum(len(text.encode()) + 1 for text in texts)
+    assert nats / math.log(2) / size < min(card["counts, order 6"], card["the book's LSTM"] + 0.1)
