@@ -48,7 +48,7 @@ def test_every_table_belongs_to_a_class():
     import importlib
     for name in LAYOUTS:
         found = [getattr(importlib.import_module(f"annotated_nlp.{module}"), name, None)
-                 for module in ("transformer", "gpt", "llama", "bert", "bert_family", "electra", "t5", "vit", "captioning", "parts.deberta")]
+                 for module in ("transformer", "contextual", "gpt", "llama", "bert", "bert_family", "electra", "t5", "vit", "captioning", "parts.deberta")]
         assert len({x for x in found if x}) == 1, name
 
 
