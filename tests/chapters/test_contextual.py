@@ -40,6 +40,29 @@ def elmo(**changes):
 # A language model
 
 
+def test_saved_and_loaded(tmp_path):
+    "Weights and settings come back; a part that is asked for anew starts as the constructor starts it, the rest as it was."
+    model = lstm_model(eos_id=3, dropout_weights=0.25).eval()
+    model.save_pretrained(tmp_path)
+    back = LSTMLanguageModel.from_pretrained(tmp_path)
+    assert back.config == model.config
+    assert all(torch.equal(x, model.state_dict()[key]) for key, x in back.state_dict().items())
+    fresh = LSTMLanguageModel.from_pretrained(tmp_path, fresh=["layers.1"])
+    assert_close(fresh.layers[0].lstm.weight_hh_l0, model.layers[0].lstm.weight_hh_l0)
+    gate = fresh.layers[1].lstm.weight_hh_l0[:12]
+    assert not torch.equal(gate, model.layers[1].lstm.weight_hh_l0[:12])
+    assert_close(gate @ gate.T, torch.eye(12))  # orthogonal, as start_well makes it
+    assert fresh.layers[1].lstm.bias_ih_l0[12:24].mean() > 0.5  # an open forget gate
+
+
+def test_stops_by_itself():
+    model = lstm_model(eos_id=3).eval()
+    with torch.no_grad():
+        model.bias[3] = 50.0
+    assert model.generate(torch.tensor([[5, 6]]), 4).tolist() == [[3]]
+    assert model.generate(torch.tensor([[5, 6]]), 4, stop_id=-1).tolist() == [[3] * 4]
+
+
 @torch.no_grad()
 def test_language_model_is_pytorchs_lstm():
     "Layers of equal width against one nn.LSTM of two layers; then a state that is carried on, and all layers."
