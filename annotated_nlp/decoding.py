@@ -155,8 +155,8 @@ def beam_search(
     section 7, divide by ((5 + length) / 6) ** `length_penalty`. A
     text is done when no live hypothesis can beat the worst of its `beam` finished ones; at
     `max_new_tokens` the live ones count as finished. Equal to `transformers`' generate with
-    `early_stopping="never"`, and to `greedy` with `beam` 1 and no penalty. Other arguments as
-    there. Raises ValueError as there, for `beam` below 1 and a penalty outside [0, 10].
+    `early_stopping="never"`, and to `greedy` with `beam` 1 and no penalty. Other arguments as in
+    `greedy`. Raises ValueError as it does, for `beam` below 1 and a penalty outside [0, 10].
     """
     checks.last_tokens(start)
     checks.integers(beam=beam, max_new_tokens=max_new_tokens)
