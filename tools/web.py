@@ -20,15 +20,19 @@ _SHIFTS = """window.shift = 0;
     new PerformanceObserver(list => list.getEntries().forEach(
         entry => { if (!entry.hadRecentInput) window.shift += entry.value })
     ).observe({type: 'layout-shift', buffered: true})"""
-# Each kind of token, a few formulas, the first rows of each table and the first of very many tables and programs stand
-# for the rest: axe looks at every element that is left, and these are tens of thousands that differ in nothing but
-# their text (of the API page it would look at 40,000, for a minute and a half).
+# Each kind of token, a few formulas, the first rows of each table, the first of very many tables and programs and a few
+# links of the sidebar, which is whole on the front page, stand for the rest: axe looks at every element that is left, and
+# these are tens of thousands that differ in nothing but their text (of the API page it would look at 40,000, for a
+# minute and a half).
 _THIN = """() => { const seen = new Set();
     document.querySelectorAll('pre code span').forEach(
         e => seen.has(e.className) ? e.replaceWith(...e.childNodes) : seen.add(e.className));
     document.querySelectorAll('main .katex').forEach((e, i) => i > 3 && e.remove());
     for (const many of ['main table', 'main div.sourceCode', 'main h3', 'main h4', 'main p', '#TOC li'])
         [...document.querySelectorAll(many)].slice(many === 'main p' ? 400 : 100).forEach(e => e.remove());
+    if (location.pathname !== '/index.html')
+        document.querySelectorAll('#quarto-sidebar ul').forEach(list => [...list.children].slice(4).forEach(
+            e => e.querySelector('.active, ul') || e.remove()));
     document.querySelectorAll('main tbody').forEach(body => [...body.rows].slice(3).forEach(row => row.remove()));
     document.normalize() }"""
 # Loaded, its letters there, and drawn twice: what the first frame asked for stands in the second. Waiting for a quiet
@@ -112,10 +116,15 @@ def load_figures(page) -> None:
         "all => Promise.all(all.map(img => { img.loading = 'eager'; return img.decode() }))")
 
 
+@lru_cache(maxsize=64)  # of the scripts and styles that all pages share
+def _compressed(body: bytes) -> int:
+    return len(gzip.compress(body))
+
+
 def weight(page) -> int:
     "Bytes that came over the wire for this page, had the server compressed what is text."
     bodies = {r.url.split("?")[0]: r.body() for r in page.fetched if r.ok}
-    return sum(len(gzip.compress(body) if url.endswith(_TEXTS) else body) for url, body in bodies.items())
+    return sum(_compressed(body) if url.endswith(_TEXTS) else len(body) for url, body in bodies.items())
 
 
 def shift(page) -> float:
