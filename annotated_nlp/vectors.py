@@ -199,7 +199,7 @@ class RecurrentEncoder(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Symbol to vector, n to 1, and a linear layer: a text's classes from an encoder of either kind."""
+    """Symbol to vector, n to 1, and a linear layer: a text's classes from any of the three encoders."""
 
     def __init__(self, embedding: nn.Embedding, encoder: nn.Module, n_classes: int = 2):
         super().__init__()
