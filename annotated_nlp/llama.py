@@ -58,7 +58,7 @@ class Rotary(nn.Module):
         )
         return turned(q), turned(k), None
 
-
+# %% ../nbs/17_llama.ipynb #1f4cadef
 def rotated(
     x: Float[Tensor, "b h n k"], cos: Float[Tensor, "n f"], sin: Float[Tensor, "n f"]
 ) -> Float[Tensor, "b h n k"]:
