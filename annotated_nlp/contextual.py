@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['N_CHARACTERS', 'LockedDropout', 'WeightDropLSTM', 'LSTMConfig', 'LSTMState', 'LSTMLanguageModel',
-           'language_model_loss', 'read_and_repeat', 'slanted_triangular', 'layer_rates', 'unfreeze',
-           'UlmfitClassifier', 'spell', 'ElmoConfig', 'CharacterEmbedding', 'reading_order', 'ELMo', 'elmo_loss', 'Mix']
+           'slanted_triangular', 'layer_rates', 'unfreeze', 'UlmfitClassifier', 'spell', 'ElmoConfig',
+           'CharacterEmbedding', 'reading_order', 'ELMo', 'elmo_loss', 'Mix']
 
 # %% ../nbs/09_contextual.ipynb #cd5294aa
 from collections.abc import Sequence
@@ -224,28 +224,6 @@ class LSTMLanguageModel(Pretrained, Generates, nn.Module):
         for word, fed in zip(ids.unbind(1), (mask & (after > 0)).unbind(1)):
             state = self.step(word, state)[1].where(fed, state)
         return state, last[:, 0].to(ids)
-
-# %% ../nbs/09_contextual.ipynb #36a8cf26
-def language_model_loss(
-    model: LSTMLanguageModel, ids: Int[Tensor, "b n"], asked: Bool[Tensor, "b n"]
-) -> Float[Tensor, ""]:
-    """Cross-entropy in nats of the words that are `asked`, each predicted from all before it.
-
-    A row's first word is never asked. Dai and Le 2015, section 2.1.
-    """
-    checks.mask(ids.shape, what="words to predict", asked=asked)
-    return cross_entropy(model(ids[:, :-1]), ids[:, 1:], asked[:, 1:])
-
-
-def read_and_repeat(
-    rows: Sequence[Sequence[int]], end_id: int
-) -> tuple[list[list[int]], list[list[bool]]]:
-    """Rows of a sequence autoencoder, x [END] x [END], and which of their words are asked: the second half.
-
-    One LSTM reads and writes (Dai and Le 2015, section 2).
-    """
-    twice = [[*row, end_id, *row, end_id] for row in rows]
-    return twice, [[False] * (len(row) + 1) + [True] * (len(row) + 1) for row in rows]
 
 # %% ../nbs/09_contextual.ipynb #513b6232
 def slanted_triangular(t: int, steps: int, warmup: int, ratio: float = 32) -> float:

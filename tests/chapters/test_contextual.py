@@ -15,8 +15,7 @@ from parity import close, lengths
 from annotated_nlp.contextual import CharacterEmbedding, ELMo, ElmoConfig, LSTMConfig
 from annotated_nlp.contextual import LSTMLanguageModel, LockedDropout, Mix
 from annotated_nlp.contextual import UlmfitClassifier, WeightDropLSTM, elmo_loss
-from annotated_nlp.contextual import language_model_loss, layer_rates, read_and_repeat
-from annotated_nlp.contextual import reading_order, slanted_triangular, spell, unfreeze
+from annotated_nlp.contextual import layer_rates, reading_order, slanted_triangular, spell, unfreeze
 
 unchecked = test_invariants.unchecked
 V, REAL = 20, lengths(7, 4, 6, 2)
@@ -137,21 +136,6 @@ def test_words_are_dropped_whole():
     states, _ = model.read(torch.arange(V).repeat(2, 1))
     gone = states[0].eq(0).all(-1)
     assert torch.equal(gone[0], gone[1]) and 0 < gone[0].sum() < V
-
-
-def test_loss_asks_what_is_asked():
-    model, ids = lstm_model(), torch.randint(V, (2, 6))
-    asked = torch.rand(2, 6) < 0.5
-    asked[:, :2] = True
-    log_p = model(ids).log_softmax(-1)
-    wanted = [-log_p[b, t - 1, ids[b, t]] for b in range(2) for t in range(1, 6) if asked[b, t]]
-    assert_close(language_model_loss(model, ids, asked), torch.stack(wanted).mean())
-
-
-def test_read_and_repeat():
-    rows, asked = read_and_repeat([[5, 6], [7]], 3)
-    assert rows == [[5, 6, 3, 5, 6, 3], [7, 3, 7, 3]]
-    assert asked == [[False] * 3 + [True] * 3, [False] * 2 + [True] * 2]
 
 
 @torch.no_grad()
@@ -333,7 +317,6 @@ WRONG = {
     "no config": (lambda: LSTMLanguageModel(10), "LSTMConfig"),
     "ids": (lambda: lstm_model()(torch.full((1, 3), V)), f"id {V}"),
     "floats": (lambda: lstm_model()(torch.zeros(1, 3)), "ids"),
-    "asked": (lambda: language_model_loss(lstm_model(), torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)), "asked"),
     "prompt": (lambda: lstm_model().generate(torch.zeros(2, 3, dtype=torch.long), 2, mask=lengths(3, 0)), "row 1"),
     "spell": (lambda: spell(["a"], 2), "max_chars=2"),
     "elmo": (lambda: ElmoConfig(5, d_model=8, d_hidden=4), "d_hidden=4"),
