@@ -21,8 +21,8 @@ _SHIFTS = """window.shift = 0;
         entry => { if (!entry.hadRecentInput) window.shift += entry.value })
     ).observe({type: 'layout-shift', buffered: true})"""
 # Each kind of token, a few formulas, the first rows of each table, the first of very many tables and programs and a few
-# links of the sidebar, which is whole on the front page, stand for the rest: axe looks at every element that is left, and
-# these are tens of thousands that differ in nothing but their text (of the API page it would look at 40,000, for a
+# links of the sidebar, which is whole on the front page, stand for the rest: axe looks at every element that is left,
+# and these are tens of thousands that differ in nothing but their text (of the API page it would look at 40,000, for a
 # minute and a half).
 _THIN = """() => { const seen = new Set();
     document.querySelectorAll('pre code span').forEach(
