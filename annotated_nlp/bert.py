@@ -86,7 +86,7 @@ class BertEmbedding(nn.Module):
 
 # %% ../nbs/11_bert.ipynb #99d5990a
 class Pooler(nn.Module):
-    """The text as one vector, what BERT calls C: tanh(W x + b) of the first piece's state."""
+    """The text as one vector: tanh(W x + b) of the first piece's state (the authors' code; the paper's C is the state itself)."""
 
     def __init__(self, config: BertConfig):
         super().__init__()

@@ -16,7 +16,8 @@ line of the package that asked for it: those whose result or its shape Python mu
 Random numbers come from the CPU's global generator, so after the same seed both devices draw the same.
 
 What the card is not: it has no streams and no memory of its own, its kernels are the CPU's (attention is never fused,
-there is no cuDNN), it has no autocast and no generators, and `copy.deepcopy` of its tensors ends the process.
+there is no cuDNN), it has no autocast and no generators, and `copy.deepcopy` of its tensors ends the process. Where
+PyTorch sees a CUDA device, the card isn't made: CUDA is asked itself.
 """
 
 import ctypes
@@ -161,34 +162,36 @@ class _Hook(_DummyPrivateUse1Hook):
         return False  # or PyTorch would choose the card where nobody named it
 
 
-_setup_privateuseone_for_python_backend(
-    "card",
-    backend_module=SimpleNamespace(
-        is_available=lambda: False,
-        is_initialized=lambda: True,
-        device_count=lambda: 1,
-        current_device=lambda: 0,
-        device=nullcontext,
-        _is_in_bad_fork=lambda: False,
-        get_amp_supported_dtype=lambda: [],
-        manual_seed_all=lambda seed: None,
-        get_rng_state=lambda device=0: torch.get_rng_state(),
-        set_rng_state=lambda state, device=0: torch.set_rng_state(state),
-    ),
-    hook=_Hook(),
-)
-_library = torch.library.Library("_", "IMPL")  # registrations live as long as it does
-_library.fallback(_compute, "PrivateUse1")
-_particular = torch.library.Library("aten", "IMPL")
-_particular.impl("_copy_from", lambda *args: _compute(torch.ops.aten._copy_from.default, *args), "CPU")
-_particular.impl("convolution_overrideable", lambda *args: _compute(torch.ops.aten.convolution.default, *args), "PrivateUse1")
-_particular.impl(
-    "convolution_backward_overrideable",
-    lambda gradient, x, weight, *args: _compute(
-        torch.ops.aten.convolution_backward.default, gradient, x, weight, gradient.shape[1:2], *args
-    ),
-    "PrivateUse1",
-)
-for key in ("AutogradPrivateUse1", "PrivateUse1"):  # else PyTorch looks for a fused cell, which CPUs haven't
-    _particular.impl("lstm.input", decompositions.lstm_impl, key)
-    _particular.impl("gru.input", decompositions.gru_impl, key)
+# Autograd looks for streams on one kind of device, and beside CUDA's it would find the card's.
+if not torch.cuda.is_available():
+    _setup_privateuseone_for_python_backend(
+        "card",
+        backend_module=SimpleNamespace(
+            is_available=lambda: False,
+            is_initialized=lambda: True,
+            device_count=lambda: 1,
+            current_device=lambda: 0,
+            device=nullcontext,
+            _is_in_bad_fork=lambda: False,
+            get_amp_supported_dtype=lambda: [],
+            manual_seed_all=lambda seed: None,
+            get_rng_state=lambda device=0: torch.get_rng_state(),
+            set_rng_state=lambda state, device=0: torch.set_rng_state(state),
+        ),
+        hook=_Hook(),
+    )
+    _library = torch.library.Library("_", "IMPL")  # registrations live as long as it does
+    _library.fallback(_compute, "PrivateUse1")
+    _particular = torch.library.Library("aten", "IMPL")
+    _particular.impl("_copy_from", lambda *args: _compute(torch.ops.aten._copy_from.default, *args), "CPU")
+    _particular.impl("convolution_overrideable", lambda *args: _compute(torch.ops.aten.convolution.default, *args), "PrivateUse1")
+    _particular.impl(
+        "convolution_backward_overrideable",
+        lambda gradient, x, weight, *args: _compute(
+            torch.ops.aten.convolution_backward.default, gradient, x, weight, gradient.shape[1:2], *args
+        ),
+        "PrivateUse1",
+    )
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):  # else PyTorch looks for a fused cell, which CPUs haven't
+        _particular.impl("lstm.input", decompositions.lstm_impl, key)
+        _particular.impl("gru.input", decompositions.gru_impl, key)

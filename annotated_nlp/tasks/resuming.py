@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from einops import pack, unpack
 from safetensors import SafetensorError
@@ -34,14 +36,21 @@ with checks.extra("train"):
     from accelerate import Accelerator
     from accelerate.state import is_initialized
     from accelerate.utils import broadcast, convert_outputs_to_fp32
-    from accelerate.utils import find_batch_size, send_to_device, set_seed
+    from accelerate.utils import find_batch_size, is_torch_xla_available
+    from accelerate.utils import send_to_device, set_seed
     from tqdm.auto import tqdm
 
 # %% ../../nbs/tasks/resuming.ipynb #a5fc5b7b
 def seed_all(seed: int, purpose: str, number: int) -> None:
     """Set every random generator to a state of its own for each batch number and purpose."""
     digest = hashlib.blake2b(f"{seed} {purpose} {number}".encode(), digest_size=4).digest()
-    set_seed(int.from_bytes(digest, "big"))
+    state = int.from_bytes(digest, "big")
+    if torch.accelerator.is_available() or is_torch_xla_available():
+        set_seed(state)
+    else:  # the same without PyTorch's note, milliseconds each time, for every device that isn't there
+        random.seed(state)
+        np.random.seed(state)
+        torch.default_generator.manual_seed(state)
 
 
 def _rows(batch: Any) -> int | None:
