@@ -248,4 +248,4 @@ def test_every_stored_run_is_on_the_page():
     if all(run["device"].startswith("cpu") for run in lab.results()):
         said = "".join(str(output.get("data", {}).get("text/markdown", "")) for cell in nb.cells for output in cell.get("outputs", []))
         n = len(test_book.CHAPTERS)
-        assert f"Not yet run on a real GPU: {n} of {n} chapters" in said
+        assert f"`make gpu` has not yet stored: {n} of {n} chapters" in said
