@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site slides epub test check sync chapters solutions lab-run claims bench measures jupyter gpu new-chapter hooks export clean
+.PHONY: help book site slides epub test check sync chapters solutions lab-run claims bench measures jupyter gpu card new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -87,6 +87,9 @@ jupyter: .venv/.dev  ## open JupyterLab on the notebooks
 
 gpu: .venv/.dev  ## on a CUDA device: the tests marked gpu, then chapters and laboratory, stored results skipped
 	@$(BIN)/python -m tools.gpu
+
+card: .venv/.dev  ## where no GPU is: name the cells of pages that mix devices (NAMES="09_contextual lab/heads")
+	@$(BIN)/python -m tools.card $(NAMES)
 
 new-chapter: .venv/.dev  ## lay out a new chapter that runs and passes the tests of form (NAME=25_something)
 	@$(BIN)/python -m tools.new_chapter $(NAME)
