@@ -1,7 +1,7 @@
 """Where no GPU is: `python -m tools.card 09_contextual lab/heads` names the cells of these pages that mix devices.
 
 What `lab.device()` gives and where Accelerate trains is the "card" of tests/second_device.py. Trainings stop after two
-updates, so a page's own assertions may fail; they aren't told. Nor is what the card lacks, such as generators.
+updates, so a page's own assertions may fail, and what the card lacks, such as generators: such cells are counted.
 """
 
 import argparse
@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 
 import nbformat
+import torch
+
+from . import chapters
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXED = ("on the same device", "can't convert card", "storage on different device")
@@ -23,7 +26,6 @@ def prepare() -> None:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "card"
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import second_device  # noqa: F401 (makes the device)
-    import torch
     from annotated_nlp import lab, training
     from torch.utils._pytree import tree_map
 
@@ -56,13 +58,13 @@ def prepare() -> None:
     torch.save = lambda what, *args, **options: save(tree_map(here, plain(what)), *args, **options)
 
 
-def mixed(page: Path) -> list[str]:
-    "Run the cells of a page, going on after errors; a line for each cell that mixed devices."
+def mixed(page: Path) -> tuple[list[str], int]:
+    "Run a page to its end, whatever fails: a line for each cell that mixed devices, and how many failed otherwise."
     prepare()
     from IPython.core.interactiveshell import InteractiveShell
 
     os.environ["MPLBACKEND"] = "agg"
-    cells, found = nbformat.read(page, as_version=4).cells, []
+    cells, found, others = nbformat.read(page, as_version=4).cells, [], 0
     os.chdir(page.parent)
     shell = InteractiveShell.instance(colors="NoColor")
     for i, cell in enumerate(cells):
@@ -73,7 +75,9 @@ def mixed(page: Path) -> list[str]:
         error = result.error_before_exec or result.error_in_exec
         if error is not None and any(words in str(error) for words in MIXED):
             found.append(f"{page.stem}, cell {i}, {type(error).__name__}: {str(error).splitlines()[0]}")
-    return found
+        elif error is not None:
+            others += 1
+    return found, others
 
 
 def main() -> int:
@@ -82,8 +86,13 @@ def main() -> int:
     names = parser.parse_args().names
     if len(names) > 1:  # each in a process of its own
         return max(subprocess.run([sys.executable, "-m", "tools.card", name], cwd=ROOT).returncode for name in names)
-    found = mixed(ROOT / "nbs" / f"{names[0].removesuffix('.ipynb')}.ipynb")
-    print("\n".join(found) or f"{names[0]}: no cell mixes devices", flush=True)
+    page = chapters.page(names[0])
+    if not page.exists():
+        sys.exit(f"no notebook {names[0]!r}: give names as 03_seq2seq or lab/heads")
+    if torch.cuda.is_available():
+        sys.exit("A CUDA device is here, beside which the stand-in isn't made: `make gpu` asks the device itself.")
+    found, others = mixed(page)
+    print(*found, f"{names[0]}: {len(found)} cells mix devices, {others} failed otherwise", sep="\n", flush=True)
     os._exit(bool(found))  # the card's tensors may not outlive PyTorch
 
 

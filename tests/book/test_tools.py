@@ -473,10 +473,11 @@ def test_pages_are_laid_out_with_their_solutions(tmp_path):
 
 
 def test_the_card_names_the_cell_that_mixes_devices(tmp_path):
-    cells = ["import torch\nfrom annotated_nlp import lab", "x = torch.ones(2, device=lab.device())", "x + torch.ones(2)", "x + torch.ones(2, device=x.device)"]
+    cells = ["import torch\nfrom annotated_nlp import lab", "x = torch.ones(2, device=lab.device())", "x + torch.ones(2)", "x + torch.ones(2, device=x.device)", "1 / 0"]
     page = tmp_path / "page.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), page)
-    asked = "import os, sys; from pathlib import Path; from tools import card; print(*card.mixed(Path(sys.argv[1])), sep='\\n', flush=True); os._exit(0)"
+    nbformat.write(new_notebook(cells=list(map(new_code_cell, cells))), page)
+    asked = "import os, sys; from pathlib import Path; from tools import card; found, others = card.mixed(Path(sys.argv[1])); print(*found, others, sep='\\n', flush=True); os._exit(0)"
     ran = subprocess.run([sys.executable, "-c", asked, str(page)], cwd=away.ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("page, cell 2, RuntimeError") and ran.stdout.count("\n") == 1
+    cell, others = ran.stdout.splitlines()
+    assert cell.startswith("page, cell 2, RuntimeError") and others == "1"
