@@ -103,6 +103,8 @@ class _Batches:
         """The indices of the rows in each batch of the next epoch."""
         permutation = self._permutation()
         order = torch.as_tensor(permutation(len(self.rows))).tolist()
+        if self.drop_last:  # before the sort: else the longest rows would never be seen
+            order = order[: len(self) * self.size]
         if self.keys:
             order.sort(key=self.keys.__getitem__)  # stable
         groups = [order[i * self.size : (i + 1) * self.size] for i in range(len(self))]
@@ -149,7 +151,7 @@ def draws(
 ) -> Iterator:
     """What `collate` makes of `size` rows drawn at random with replacement, without end.
 
-    PyTorch's global generator draws, which `training.fit` sets for each batch. Raises ValueError for no rows,
+    PyTorch's global generator draws: seed it for a run that can be repeated. Raises ValueError for no rows,
     or a `size` below 1.
     """
     checks.integers(size=size)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def warm() -> int | None:
     try:  # the package remembers what it has read
         from annotated_nlp.corpora import loaders, packages
         from annotated_nlp.hub import gguf
-        reading = [*(getattr(loaders, name) for name in CORPORA), lambda: gguf.opened(packages.smollm2())]
+        reading = [*(getattr(loaders, name) for name in CORPORA), lambda: gguf.opened(packages.smollm2()),
+                   *(partial(loaders.number_words, split=split) for split in loaders.SPLITS)]
     except ImportError:
         reading = []
     for read in reading:
