@@ -72,7 +72,7 @@ class GPTConfig(BlockConfig):
 
     @classmethod
     def gpt1(cls, **changes) -> "GPTConfig":
-        """Radford et al. 2018, section 4.1: post-norm, 117M parameters."""
+        """Radford et al. 2018, section 4.1: post-norm; 117M parameters (Clark et al. 2020)."""
         return cls(**dict(vocab_size=40_478, max_len=512, norm_first=False) | changes)
 
     @classmethod
@@ -208,7 +208,7 @@ class GPTForSequenceClassification(Pretrained, nn.Module):
     def classify(
         self, states: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b c"]:
-        """The same from the trunk's states.
+        """The same from the states of `gpt`.
 
         Of these `gpt.logits` makes the language model's logits.
         """
