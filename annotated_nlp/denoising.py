@@ -269,7 +269,7 @@ def span_noise(
 ) -> list[bool]:
     """Which of `n` tokens are noise: a fixed number, in a fixed number of runs of any lengths.
 
-    round(rate · n) tokens, at least 1 and not all, in round(tokens / mean_span) runs, at
+    round(rate · n) tokens, at least 1 and, from two tokens on, not all, in round(tokens / mean_span) runs, at
     least 1. After Raffel et al. 2020, section 3.3.4, and their `random_spans_noise_mask`;
     here a text may begin with noise and end without. Raises ValueError for a `rate` outside
     (0, 1], `mean_span` below 1 and no tokens.
