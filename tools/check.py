@@ -115,8 +115,7 @@ WORKERS = str(min(os.cpu_count() or 2, 8))
 def test() -> int:
     "Everything, the site beside the pages, since the tests open it; give the number of failed steps."
     # A file's tests share what they set up. The order of the files is that of tests/conftest.py: the longest first.
-    # One worker more than there are cores: a worker whose browser draws or fetches leaves its core to another.
-    files = ["-n", str(int(WORKERS) + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
+    files = ["-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
     return _run([{"chapters": [sys.executable, "-m", "tools.away", "--workers", WORKERS],
                   "site": [sys.executable, "-m", "tools.site", "build"], "ruff": RUFF},
                  {"pytest": [*PYTEST, *files, "--durations=5"]}])
