@@ -151,6 +151,14 @@ def test_rows_of_any_kind(rows, size, shuffle, drop_last):
         assert [row for batch in epoch for row in batch] == rows[: size * len(loader) if drop_last else None]
 
 
+def test_rows_left_out_are_others_each_time():
+    "Sorting must not decide which rows don't fill a batch: the longest would never be read."
+    rows = [[1] * n for n in range(1, 8)]
+    loader = batches(rows, 2, collate=tuple, key=len, drop_last=True)
+    left_out = [set(range(1, 8)) - {len(row) for batch in loader for row in batch} for _ in range(60)]
+    assert {len(one) for one in left_out} == {1} and set.union(*left_out) == set(range(1, 8))
+
+
 def test_rows_of_one_key_come_together():
     rows = [(i, i % 3) for i in range(30)]
     epoch = list(batches(rows, 10, collate=list, key=lambda row: row[1]))
