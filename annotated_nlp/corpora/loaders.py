@@ -211,9 +211,8 @@ _ENDLESS = {"am"}  # num2words 0.5.14 never returns for some numbers in this lan
 _AMBIGUOUS = {"az", "tet", "tr"}  # and writes some numbers of these alike
 
 
-@functools.lru_cache(
-    maxsize=100_000
-)  # the splits' 34,800 numbers in two languages, with room
+# The splits have 34,800 numbers in two languages; there is room for more.
+@functools.lru_cache(maxsize=100_000)
 def _words(number: int, language: str) -> str:
     try:
         text = import_module("num2words").num2words(number, lang=language)
