@@ -123,6 +123,9 @@ class LoRA(nn.Module):
             f"rank={rank} is more than a matrix of {rows} x {columns} can have: choose a smaller one",
         )
         self.n, self.parts, self.rank, self.scale = *matrix[1:], rank, alpha / rank
+        # on the weight's device, so that no call has to wait until it is copied there
+        at = torch.tensor(matrix.parts, device=weight.device)
+        self.register_buffer("at", at, persistent=False)
         self.lora_A = nn.Parameter(weight.new_empty(p, rank, columns))
         self.lora_B = nn.Parameter(weight.new_zeros(p, rows, rank))
         nn.init.uniform_(self.lora_A, -(columns**-0.5), columns**-0.5)
@@ -138,9 +141,8 @@ class LoRA(nn.Module):
         self, y: Float[Tensor, "*b n_o"], change: Float[Tensor, "*b p o"]
     ) -> Float[Tensor, "*b n_o"]:
         """The scaled change, added to our parts of `y`."""
-        parts = torch.tensor(self.parts, device=y.device)
         y = rearrange(y, "... (n o) -> ... n o", n=self.n)
-        y = y.index_add(-2, parts, change.to(y.dtype), alpha=self.scale)
+        y = y.index_add(-2, self.at, change.to(y.dtype), alpha=self.scale)
         return rearrange(y, "... n o -> ... (n o)")
 
 # %% ../nbs/18_adapting.ipynb #7441c8ce
