@@ -23,7 +23,7 @@ from .parts.embedding import Embedding, initialise_uniform
 from .parts.model import Generates, Pretrained
 from .parts.writing import BlockCache, Writes, WritesFromSource
 
-# %% ../nbs/06_transformer.ipynb #98a5fe8a
+# %% ../nbs/06_transformer.ipynb #c6b10003
 ACTIVATIONS = dict(
     relu=F.relu, gelu=F.gelu, gelu_tanh=partial(F.gelu, approximate="tanh"), silu=F.silu
 )
@@ -64,7 +64,7 @@ class BlockConfig:
         checks.flags(norm_first=self.norm_first, gated=self.gated, bias=self.bias)
         checks.within("[0, inf)", eps=self.eps)
 
-
+# %% ../nbs/06_transformer.ipynb #98a5fe8a
 class RMSNorm(nn.RMSNorm):
     """x / √(mean of x² + eps) · weight (Zhang and Sennrich 2019, equation 4).
 
@@ -348,7 +348,7 @@ class Decoder(Writes, nn.Module):
         """The dot product of each state with each token's vector."""
         return self.embedding.logits(x)
 
-# %% ../nbs/06_transformer.ipynb #7268544a
+# %% ../nbs/06_transformer.ipynb #c6b10004
 class EncoderDecoder(Pretrained, Generates, WritesFromSource, nn.Module):
     """What reads a source as a whole and writes a target from left to right.
 
@@ -407,7 +407,7 @@ class EncoderDecoder(Pretrained, Generates, WritesFromSource, nn.Module):
         checks.mask(src.shape, src_mask=src_mask)
         return src_mask
 
-
+# %% ../nbs/06_transformer.ipynb #7268544a
 class Transformer(EncoderDecoder):
     """Encoder and decoder of blocks, for any task from sequence to sequence.
 
