@@ -354,7 +354,7 @@ class ElmoConfig:
 
     @classmethod
     def original(cls, vocab_size: int = 800_000, **changes) -> "ElmoConfig":
-        """Peters et al. 2018, section 3.4: 93.6M parameters without the output layer."""
+        """Peters et al. 2018; its authors give the released model 93.6M parameters without the output layer."""
         filters = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
         sizes = dict(d_model=512, d_hidden=4096, filters=filters, n_highways=2)
         return cls(vocab_size, **sizes | changes)
