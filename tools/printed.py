@@ -43,7 +43,9 @@ def parts() -> Parts:
     "The parts of the book with their chapters, as the site's sidebar has them."
     bar = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]
     sections = [(of["section"], [Path(page["href"]).stem for page in of["contents"]]) for of in bar if "section" in of]
-    return [(title, pages) for title, pages in sections if re.match(r"\d\d_", pages[0])]
+    # a part may end in a page of the appendix, which stays on the site
+    chapters = [(title, [page for page in pages if re.match(r"\d\d_", page)]) for title, pages in sections]
+    return [(title, pages) for title, pages in chapters if pages]
 
 
 def anchor(heading: str) -> str:
