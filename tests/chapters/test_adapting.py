@@ -10,11 +10,10 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import test_invariants
 from messages import refused, says
-from parity import close, lengths, loud
+from parity import Calls, close, lengths, loud
 from annotated_nlp import adapting
 from annotated_nlp.adapting import LoRA, adapters, bitfit, detach, freeze, lora, loras
 from annotated_nlp.adapting import matrices, merge, prefixes, prompts, side_by_side
@@ -502,18 +501,6 @@ def test_padding_does_not_matter(name):
     close(model(x[1:2, :4]), model(x, mask=REAL)[1:2])
 
 
-class Calls(TorchDispatchMode):
-    "The operations that PyTorch carries out, by name."
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(function.name())
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_call_makes_no_tensor_of_numbers(name):
     "On a GPU each tensor that is made of Python's numbers is copied there, and the copy makes the program wait."
@@ -523,7 +510,7 @@ def test_a_call_makes_no_tensor_of_numbers(name):
     METHODS[name](model)
     with Calls() as changed:
         model(x, mask=REAL)
-    assert changed.seen.count("aten::lift_fresh") == plain.seen.count("aten::lift_fresh")
+    assert changed.names.count("aten::lift_fresh") == plain.names.count("aten::lift_fresh")
 
 
 def test_a_shared_block_is_changed_once():

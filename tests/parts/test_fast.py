@@ -12,29 +12,16 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import prune
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import test_invariants
 from annotated_nlp.parts import fast
 from annotated_nlp.parts.fast import _BOTH, _LARGE, Linear, affine
 from messages import says
-from parity import GPU, close
+from parity import GPU, Calls, close
 
 unchecked = test_invariants.unchecked  # as a user has the package, which torch.compile needs too
 D, E = 512, 1024  # large enough for oneDNN
 pytestmark = pytest.mark.skipif(not _BOTH, reason="PyTorch was built without MKL or without oneDNN")
-
-
-class Calls(TorchDispatchMode):
-    "Names of the operations that were called."
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **kwargs or {})
 
 
 class Special(torch.Tensor):
