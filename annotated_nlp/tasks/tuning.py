@@ -7,8 +7,8 @@ __all__ = ['BERT_SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'TASK_KINDS', 'c
            'commonest', 'unseen', 'TaskExample', 'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders',
            'class_logits', 'tag_logits', 'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right',
            'f1', 'entities', 'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of',
-           'read_task', 'fine_tune', 'predict', 'held_out_loss', 'MeanPooled', 'average_states', 'tune', 'regression',
-           'look_around', 'larger_steps', 'wilson', 'mean_interval']
+           'read_task', 'fine_tune', 'predict', 'held_out_loss', 'MeanPooled', 'Asked', 'average_states', 'judged',
+           'tune', 'regression', 'look_around', 'larger_steps', 'wilson', 'mean_interval']
 
 # %% ../../nbs/tasks/tuning.ipynb #2e3094d0
 import random
@@ -476,22 +476,57 @@ class MeanPooled(nn.Module):
         return self.classifier(self.average(ids, mask))
 
 
+class Asked(nn.Module):
+    """A language model as a classifier without a new weight: logits of one word a class, to follow a text.
+
+    `words` are the token ids of these words. Padding must stand at the end.
+    """
+
+    def __init__(self, trunk: nn.Module, words: Sequence[int]):
+        super().__init__()
+        self.trunk, self.words = trunk, list(words)
+
+    def forward(
+        self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "b c"]:
+        """Logits of the classes."""
+        last = self.trunk.states(ids)[torch.arange(len(ids)), mask.sum(1) - 1]
+        return self.trunk.logits(last)[:, self.words]
+
+
 @torch.no_grad()
-def average_states(
-    model: MeanPooled, texts: Sequence[Sequence[int]], size: int = 64
-) -> Float[Tensor, "n d"]:
-    """Each text's average state, on the CPU; computed for `size` texts of about one length at a time."""
+def _by_length(
+    read: Callable[[Tensor, Tensor], Tensor],
+    model: nn.Module,
+    texts: Sequence[Sequence[int]],
+    size: int,
+) -> Tensor:
+    "What `read` gives for each text, on the CPU."
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     device, found = next(model.parameters()).device, {}
     model.eval()
     for group in (order[i : i + size] for i in range(0, len(order), size)):
         ids, mask = pad([texts[i] for i in group])
-        found |= zip(group, model.average(ids.to(device), mask.to(device)).cpu())
+        found |= zip(group, read(ids.to(device), mask.to(device)).cpu())
     return torch.stack([found[i] for i in range(len(texts))])
 
 
+def average_states(
+    model: MeanPooled, texts: Sequence[Sequence[int]], size: int = 64
+) -> Float[Tensor, "n d"]:
+    """Each text's average state, on the CPU; computed for `size` texts of about one length at a time."""
+    return _by_length(model.average, model, texts, size)
+
+
+def judged(
+    model: MeanPooled | Asked, texts: Sequence[Sequence[int]], size: int = 32
+) -> Float[Tensor, "n c"]:
+    """Each text's logits of the classes, on the CPU; computed for `size` texts of about one length at a time."""
+    return _by_length(model, model, texts, size)
+
+
 def tune(
-    model: MeanPooled,
+    model: MeanPooled | Asked,
     texts: Sequence[Sequence[int]],
     labels: Sequence[int],
     *,
@@ -501,7 +536,7 @@ def tune(
     seed: int = 0,
     **options: Any,
 ) -> resuming.History:
-    """Train trunk and head on texts, those of about one length together; a tenth of the updates are warm-up.
+    """Train a classifier on texts, those of about one length together; a tenth of the updates are warm-up.
 
     `options` are those of `training.fit`.
     """

@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from annotated_nlp.bert import BertForSequenceClassification, BertForTokenClassi
 from annotated_nlp.corpora.loaders import SPLITS, Entailment, Labelled, Pair, Question
 from annotated_nlp.corpora.loaders import Tagged, python_prose
 from annotated_nlp.data import batches, pad
+from annotated_nlp.llama import Llama, LlamaConfig
 from annotated_nlp.seq2seq import Seq2Seq, Seq2SeqConfig
 from annotated_nlp.tasks.probes import ProbedPosition, commonest_labels, next_pieces
 from annotated_nlp.tasks.probes import probe, states_at
@@ -28,8 +30,8 @@ from annotated_nlp.tasks.resuming import History
 from annotated_nlp.tasks.translation import bleu, bleu_parts, curve, encode_pairs
 from annotated_nlp.tasks.translation import translate, translation, translation_loss
 from annotated_nlp.tasks.tuning import BERT_SPECIALS, CLS, MASK, PAD, SEP, TASK_KINDS
-from annotated_nlp.tasks.tuning import UNK, Reader, Task, answer_span, collate, corpora
-from annotated_nlp.tasks.tuning import entities, f1, fine_tune, held_out_loss
+from annotated_nlp.tasks.tuning import UNK, Asked, Reader, Task, answer_span, collate, corpora
+from annotated_nlp.tasks.tuning import entities, f1, fine_tune, held_out_loss, judged
 from annotated_nlp.tasks.tuning import learn_pieces, loss_of, mean_interval, orders
 from annotated_nlp.tasks.tuning import plain_words, predict, read_class, read_span
 from annotated_nlp.tasks.tuning import read_tags, read_task, score, score_classes
@@ -389,3 +391,19 @@ def test_a_curve_has_the_mean_since_the_last_look():
         {"update": 2, "seconds": 2, "train_loss": 3, "x": 7}, {"update": 4, "seconds": 4, "train_loss": 0.5, "x": 8},
         {"update": 5, "seconds": 5, "train_loss": 2.5, "x": 9}]
     assert all("step" in metrics for metrics in history.metrics)
+
+
+def test_asked_compares_the_words_that_transformers_would_write_next():
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = dict(d_model=32, n_heads=4, n_kv_heads=2, d_ff=48, n_layers=2)
+    trunk = Llama(LlamaConfig(vocab_size=50, **sizes))
+    torch.nn.init.normal_(trunk.embedding.tokens.weight)
+    texts = [torch.randint(50, (n,)).tolist() for n in (5, 1, 9, 3, 9)]
+    with TemporaryDirectory() as folder:
+        trunk.save_pretrained(folder)
+        theirs = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        wanted = torch.stack([theirs(torch.tensor([ids])).logits[0, -1, [7, 3]] for ids in texts])
+    torch.testing.assert_close(judged(Asked(trunk, [7, 3]), texts, size=2), wanted, atol=1e-5, rtol=1e-4)
