@@ -26,7 +26,7 @@ from .vit import ViT, ViTConfig
 
 # %% ../nbs/23_captioning.ipynb #1efc15a0
 def _first(images: Tensor, mask: Tensor | None, bos_id: int) -> Int[Tensor, "b"]:
-    "With which every caption begins."
+    "The token with which every caption begins."
     checks.require(mask is None, "mask is given, but an image has no padding: drop it")
     return torch.full(images.shape[:1], bos_id, device=images.device)
 

@@ -83,7 +83,7 @@ class ElectraForMaskedLM(BertForMaskedLM):
 
     def __init__(self, config: ElectraConfig):
         checks.instances(ElectraConfig, config=config)
-        # in the authors' code, whatever the blocks have
+        # GELU always, as in transformers; the authors' code uses the blocks' activation
         super().__init__(config, activation="gelu")
 
 # %% ../nbs/14_electra.ipynb #14361aa6
@@ -199,6 +199,8 @@ def electra_loss(
     return ElectraLoss(mlm + weight * rtd, mlm, rtd)
 
 # %% ../nbs/14_electra.ipynb #5ca9cfba
+#| code-fold: true
+#| code-summary: "The heads"
 class ClassificationHead(nn.Module):
     """Classes from the state of the first piece.
 

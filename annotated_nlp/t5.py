@@ -173,6 +173,8 @@ class T5Config(T5Sizes, BlockConfig):
         checks.tokens(self.vocab_size, pad_id=self.pad_id, eos_id=self.eos_id)
 
 # %% ../nbs/15_t5.ipynb #39abd201
+#| code-fold: true
+#| code-summary: "RelativeBias: look up each offset once"
 class RelativeBias(nn.Module):
     """A learned number for each bucket and head, added to scores.
 

@@ -7,8 +7,8 @@ __all__ = ['BERT_SPECIALS', 'PAD', 'UNK', 'CLS', 'SEP', 'MASK', 'TASK_KINDS', 'c
            'commonest', 'unseen', 'TaskExample', 'read_class', 'read_tags', 'read_span', 'Inputs', 'collate', 'orders',
            'class_logits', 'tag_logits', 'span_logits', 'answer_class', 'answer_tags', 'answer_span', 'share_right',
            'f1', 'entities', 'score_classes', 'score_tags', 'plain_words', 'score_spans', 'Kind', 'score', 'loss_of',
-           'read_task', 'fine_tune', 'predict', 'held_out_loss', 'MeanPooled', 'Asked', 'average_states', 'judged',
-           'tune', 'regression', 'look_around', 'larger_steps', 'wilson', 'mean_interval']
+           'read_task', 'fine_tune', 'predict', 'held_out_loss', 'MeanPooled', 'PromptClassifier', 'average_states',
+           'judged', 'tune', 'regression', 'look_around', 'larger_steps', 'wilson', 'mean_interval']
 
 # %% ../../nbs/tasks/tuning.ipynb #2e3094d0
 import random
@@ -476,7 +476,7 @@ class MeanPooled(nn.Module):
         return self.classifier(self.average(ids, mask))
 
 
-class Asked(nn.Module):
+class PromptClassifier(nn.Module):
     """A language model as a classifier without a new weight: logits of one word a class, to follow a text.
 
     `words` are the token ids of these words. Padding must stand at the end.
@@ -519,14 +519,14 @@ def average_states(
 
 
 def judged(
-    model: MeanPooled | Asked, texts: Sequence[Sequence[int]], size: int = 32
+    model: MeanPooled | PromptClassifier, texts: Sequence[Sequence[int]], size: int = 32
 ) -> Float[Tensor, "n c"]:
     """Each text's logits of the classes, on the CPU; computed for `size` texts of about one length at a time."""
     return _by_length(model, model, texts, size)
 
 
 def tune(
-    model: MeanPooled | Asked,
+    model: MeanPooled | PromptClassifier,
     texts: Sequence[Sequence[int]],
     labels: Sequence[int],
     *,

@@ -339,6 +339,12 @@ def test_different_functions_are_different_to_the_machine():
     assert not same_code(*map(code_object, swapped))
     assert not same_code(*(code_object(f"def f(a):\n    return {value}") for value in ("1", "True")))
     assert same_code(code_object("def f(a):\n    return (a)"), code_object("def g(a):\n\n    return a"))
+    for one, other in [("0.0", "-0.0"), ("(1,)", "(True,)")]:
+        assert not same_code(*(code_object(f"def f(a):\n    return {value}") for value in (one, other)))
+    for one, other in [("a, *b", "a, *, b"), ("a, b", "a, b, /")]:
+        assert not same_code(*(code_object(f"def f({arguments}):\n    return a") for arguments in (one, other)))
+    inner = [f"def f(a):\n{lines}    return lambda b: b" for lines in ("", "\n\n")]
+    assert same_code(*map(code_object, inner))
 
 
 def ast_of(source):

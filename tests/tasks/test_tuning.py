@@ -30,7 +30,7 @@ from annotated_nlp.tasks.resuming import History
 from annotated_nlp.tasks.translation import bleu, bleu_parts, curve, encode_pairs
 from annotated_nlp.tasks.translation import translate, translation, translation_loss
 from annotated_nlp.tasks.tuning import BERT_SPECIALS, CLS, MASK, PAD, SEP, TASK_KINDS
-from annotated_nlp.tasks.tuning import UNK, Asked, Reader, Task, answer_span, collate, corpora
+from annotated_nlp.tasks.tuning import UNK, PromptClassifier, Reader, Task, answer_span, collate, corpora
 from annotated_nlp.tasks.tuning import entities, f1, fine_tune, held_out_loss, judged
 from annotated_nlp.tasks.tuning import learn_pieces, loss_of, mean_interval, orders
 from annotated_nlp.tasks.tuning import plain_words, predict, read_class, read_span
@@ -406,4 +406,4 @@ def test_asked_compares_the_words_that_transformers_would_write_next():
         theirs = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         wanted = torch.stack([theirs(torch.tensor([ids])).logits[0, -1, [7, 3]] for ids in texts])
-    torch.testing.assert_close(judged(Asked(trunk, [7, 3]), texts, size=2), wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(judged(PromptClassifier(trunk, [7, 3]), texts, size=2), wanted, atol=1e-5, rtol=1e-4)
