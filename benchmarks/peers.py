@@ -20,6 +20,7 @@ from annotated_nlp.bert import BertConfig, BertForMaskedLM
 from annotated_nlp.decoding import beam_search, greedy
 from annotated_nlp.electra import ElectraConfig, ElectraForPreTraining
 from annotated_nlp.gpt import GPT, GPTConfig
+from annotated_nlp.llama import Llama, LlamaConfig
 from annotated_nlp.t5 import T5, T5Config
 from annotated_nlp.tasks.costs import Shape
 from annotated_nlp.transformer import Transformer, TransformerConfig
@@ -159,6 +160,16 @@ class Gpt2(_Writing):
     def shape(self, ours):
         c = ours.config
         return Shape(c.vocab_size, c.d_model, c.d_ff, c.n_layers)
+
+
+class SmolLM2(_Writing):
+    "With its real weights where one text is written (`switches`)."
+
+    name, architecture = "SmolLM2 135M", "LlamaForCausalLM"
+
+    def ours(self, tiny):
+        sizes = dict(vocab_size=99, d_model=32, n_heads=4, n_kv_heads=2, d_ff=64, n_layers=2) if tiny else {}
+        return Llama(LlamaConfig.smollm2(**sizes))
 
 
 class Electra(Contest):

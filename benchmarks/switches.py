@@ -26,48 +26,54 @@ from annotated_nlp.corpora.loaders import movie_reviews
 from annotated_nlp.decoding import greedy
 from annotated_nlp.gpt import GPT
 from annotated_nlp.hub.tokenizers import load
+from annotated_nlp.llama import Llama
 from annotated_nlp.parts import fast
 from annotated_nlp.parts.speculative import lookup, reading, speculate
 
 from .measure import Different, interleave
-from .peers import Gpt2, random_ids
+from .peers import Contest, Gpt2, SmolLM2, random_ids
 
 Write = Callable[[Tensor], list[int]]  # the tokens that follow a prompt (1 n)
 CT2 = {"CTranslate2": "float32", "CTranslate2, int8": "int8"}
 TORCHAO = "torchao, int8, compiled"  # on the book's model, since it rounds `nn.Linear` only
 ONCE = {"realize_opcount_threshold": 1}  # a state is worked out once; the page `fast` says more
 AHEAD = 4  # tokens that are guessed before the model checks them
-NEW, PROMPTS = 48, {"the book's GPT": 6, "GPT-2 124M": 1}  # tokens after each of so many beginnings
-NAMES = tuple(PROMPTS)
+# beginnings, their tokens, and the tokens that are written after each
+SIZES = {"the book's GPT": (6, 17, 48), "GPT-2 124M": (1, 16, 48), "SmolLM2 135M": (1, 17, 48)}
+NAMES = tuple(SIZES)
+REVIEWS = {"the book's GPT": 200, "SmolLM2 135M": 20}  # whose bits are counted
 
 
 @dataclass(frozen=True)
 class Subject:
-    "A GPT, beginnings for it to continue with `new` tokens each, and texts (rows, bytes) to mark it by."
+    "A decoder, beginnings for it to continue with `new` tokens each, and texts (rows, bytes) to mark it by."
 
     name: str
-    gpt: GPT
+    contest: Contest
+    gpt: GPT | Llama
     prompts: list[Tensor]
     new: int
     texts: list[tuple[Tensor, int]]
 
 
 def subject(name: str, tiny: bool) -> Subject:
-    "The book's GPT on film reviews, or GPT-2's shape with random weights, which has nothing to say."
+    "A model with real weights and film reviews, or GPT-2's shape with random weights, which has nothing to say."
     torch.manual_seed(0)
-    new, prompts = (3, 1) if tiny else (NEW, PROMPTS[name])
-    if name == "GPT-2 124M":
-        gpt = Gpt2().ours(tiny).eval()
-        return Subject(name, gpt, [random_ids(gpt.config.vocab_size, 1, 16) for _ in range(prompts)], new, [])
-    gpt, tokenizer = GPT.from_pretrained("annotated-nlp/reviews-gpt").eval(), load("annotated-nlp/reviews-gpt")
-    begin = tokenizer.token_to_id("<|endoftext|>")
-    reviews = movie_reviews(split="test")[: 2 if tiny else 200]
-    rows = [[begin, *tokenizer.encode(review.text).ids[:96]] for review in reviews]
+    count, length, new = (1, 4, 3) if tiny else SIZES[name]
+    llama = name == "SmolLM2 135M"
+    contest, kind, known = (SmolLM2(), Llama, "smollm2") if llama else (Gpt2(), GPT, "reviews-gpt")
+    if name == "GPT-2 124M" or (llama and tiny):
+        gpt = contest.ours(tiny).eval()
+        prompts = [random_ids(gpt.config.vocab_size, 1, length) for _ in range(count)]
+        return Subject(name, contest, gpt, prompts, new, [])
+    gpt, tokenizer = kind.from_pretrained(f"annotated-nlp/{known}").eval(), load(f"annotated-nlp/{known}")
+    begin, reviews = tokenizer.token_to_id("<|endoftext|>"), movie_reviews(split="test")
+    rows = [[begin, *tokenizer.encode(review.text).ids[:96]] for review in reviews[: 2 if tiny else REVIEWS[name]]]
     texts = [(torch.tensor([row]), len(tokenizer.decode(row[1:]).encode())) for row in rows]
-    return Subject(name, gpt, [ids[:, :17] for ids, _ in texts[:prompts]], new, texts)
+    return Subject(name, contest, gpt, [ids[:, :length] for ids, _ in texts[:count]], new, texts)
 
 
-def bits_per_byte(gpt: GPT, texts: list[tuple[Tensor, int]]) -> float:
+def bits_per_byte(gpt: GPT | Llama, texts: list[tuple[Tensor, int]]) -> float:
     "Of the texts, all but their first token."
     with torch.no_grad():
         nats = sum(F.cross_entropy(gpt(ids[:, :-1])[0], ids[0, 1:], reduction="sum").item() for ids, _ in texts)
@@ -77,7 +83,8 @@ def bits_per_byte(gpt: GPT, texts: list[tuple[Tensor, int]]) -> float:
 def read_each_token(gpt: nn.Module) -> int:
     "Bytes of weights that one more token has to read: all but the tables of which it needs a row."
     held = {x.data_ptr(): x for x in (*gpt.parameters(), *gpt.buffers())}
-    held.pop(getattr(gpt.embedding.positions, "table", torch.empty(0)).data_ptr(), None)
+    if (table := getattr(gpt.embedding.positions, "table", None)) is not None:
+        held.pop(table.data_ptr(), None)
     return sum(x.untyped_storage().nbytes() for x in held.values())
 
 
@@ -91,7 +98,7 @@ def bandwidth(seconds: float = 1.0) -> float:
     return best
 
 
-def plain(of: Subject, gpt: GPT, step: Callable | None = None) -> Write:
+def plain(of: Subject, gpt: GPT | Llama, step: Callable | None = None) -> Write:
     "Greedy search, by the model's own step if no other is given."
 
     def write(prompt: Tensor) -> list[int]:
@@ -101,10 +108,21 @@ def plain(of: Subject, gpt: GPT, step: Callable | None = None) -> Write:
     return write
 
 
-def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
+def compiled(of: Subject, gpt: GPT | Llama) -> Write:
+    "A step as a whole; of thirty blocks that would take minutes, so there each block is compiled by itself."
+    if isinstance(gpt, GPT):
+        return plain(of, gpt, torch.compile(gpt.step, dynamic=True, options=ONCE))
+    gpt = deepcopy(gpt)
+    for block in gpt.stack.layers:
+        block.compile(dynamic=True, options=ONCE)
+    gpt.logits = torch.compile(gpt.logits, dynamic=True, options=ONCE)
+    return plain(of, gpt)
+
+
+def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT | Llama, Write]]:
     "Each way of the book with the model that it runs."
 
-    def guessing(gpt: GPT) -> Write:
+    def guessing(gpt: GPT | Llama) -> Write:
         read = reading(gpt)
 
         def write(prompt: Tensor) -> list[int]:
@@ -120,7 +138,7 @@ def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
     ways = {name: (gpt, plain(of, gpt)) for name, gpt in models.items()}
     if compile:
         for name, gpt in models.items():
-            ways[f"{name}, compiled"] = gpt, plain(of, gpt, torch.compile(gpt.step, dynamic=True, options=ONCE))
+            ways[f"{name}, compiled"] = gpt, compiled(of, gpt)
     if of.texts:
         ways |= {"speculative": (of.gpt, guessing(of.gpt)), "speculative, int8": (rounded, guessing(rounded))}
     return ways
@@ -128,7 +146,7 @@ def ours(of: Subject, compile: bool) -> dict[str, tuple[GPT, Write]]:
 
 def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
     "transformers in its own modes; CTranslate2, in C++, and torchao where they are installed."
-    model = Gpt2().theirs(of.gpt)
+    model = of.contest.theirs(of.gpt)
 
     def generate(model: nn.Module = model, **how) -> Write:
         rules = dict(max_new_tokens=of.new, do_sample=False) | how
@@ -143,7 +161,7 @@ def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
     if of.texts:
         ways["prompt lookup"] = generate(prompt_lookup_num_tokens=AHEAD)
     if compile:
-        quick = Gpt2().theirs(of.gpt)
+        quick = of.contest.theirs(of.gpt)
         quick.forward = torch.compile(quick.forward)
         ways["static, compiled"] = generate(quick, cache_implementation="static")
     if find_spec("ctranslate2"):
@@ -152,7 +170,7 @@ def theirs(of: Subject, compile: bool, folder: Path) -> dict[str, Write]:
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
         quantize_(rounded := deepcopy(of.gpt), Int8DynamicActivationInt8WeightConfig())
-        ways[TORCHAO] = plain(of, rounded, torch.compile(rounded.step, dynamic=True))
+        ways[TORCHAO] = compiled(of, rounded)
     return ways
 
 
@@ -220,7 +238,8 @@ def compare(name: str, rounds: int, tiny: bool, compile: bool) -> dict:
     best = max(peer, key=lambda row: row["tokens_per_s"])["way"]
     for row in ways:  # round by round, as both meet the same disturbances
         row["ratio"] = statistics.median(b / a for a, b in zip(row["seconds"], times["theirs", best]))
-    return dict(model=name, new=of.new, prompts=len(of.prompts), bandwidth=speed, best=best, ways=ways)
+    work = dict(prompts=len(of.prompts), length=of.prompts[0].shape[1], new=of.new)
+    return dict(model=name, **work, bandwidth=speed, best=best, ways=ways)
 
 
 def told(row: dict) -> str:

@@ -289,8 +289,7 @@ def test_stored_result_belongs_to_the_present_sizes(file):
         assert record["settings"]["sweeps"] == json.loads(json.dumps(growth.SWEEPS[kind]))
     elif record["name"] == "bench_switches":
         rows = record["numbers"]["rows"]
-        assert {row["model"]: row["prompts"] for row in rows} == switches.PROMPTS
-        assert {row["new"] for row in rows} == {switches.NEW}
+        assert {row["model"]: (row["prompts"], row["length"], row["new"]) for row in rows} == switches.SIZES
     else:
         now = bench.sizes(kind)
         assert {key: now[key] for key in record["settings"]["sizes"] if "timm" not in key} == {
