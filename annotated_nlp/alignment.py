@@ -41,7 +41,6 @@ def csls(
     )
 
 # %% ../nbs/22_alignment.ipynb #2ab8b190
-#| code-fold: true
 def count_neighbours(
     ids: Int[Tensor, "n"], vocab_size: int, window: int = 5
 ) -> Float[Tensor, "v v"]:

@@ -65,8 +65,6 @@ def dot_product_attention(
     return scaled_dot_product(query, keys, keys, rearrange(mask, "b m -> b 1 m"), scale=1.0)
 
 # %% ../nbs/05_attention.ipynb #8a29f45a
-#| code-fold: true
-#| code-summary: "Attention: sizes, and the mixing of heads"
 # Where queries and keys meet, a model may say where they stand: it may turn them (rotary positions), and add to their
 # scores (T5's bias). Both begin at position `start`; a bias is for all keys, from position 0 on. Caches keep turned keys.
 Relative = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor | None]]
@@ -145,8 +143,6 @@ class Attention(nn.Module):
         return self.out(rearrange(mixed, "b h n k -> b n (h k)")), weights
 
 # %% ../nbs/05_attention.ipynb #cdf74558
-#| code-fold: true
-#| code-summary: "SelfAttention"
 class SelfAttention(Attention):
     """Every position attends to all, or with `causal` to itself and those before it.
 
@@ -207,8 +203,6 @@ class SelfAttention(Attention):
         return KVCache(*torch.zeros(size, **like))
 
 # %% ../nbs/05_attention.ipynb #cbdecd8a
-#| code-fold: true
-#| code-summary: "CrossAttention and attention_maps"
 class CrossAttention(Attention):
     """Every position attends to a memory of width `d_memory`; otherwise as `SelfAttention`."""
 

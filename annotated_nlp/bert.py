@@ -279,7 +279,6 @@ class BertForQuestionAnswering(OnTrunk):
         return start, end
 
 # %% ../nbs/11_bert.ipynb #6f2df7ac
-#| code-fold: true
 class Packed(NamedTuple):
     """One text or two as BERT reads them.
 
@@ -313,7 +312,6 @@ def pack(
     return Packed(ids + rest, [0] * len(ids) + [1] * len(rest))
 
 # %% ../nbs/11_bert.ipynb #25ad83ea
-#| code-fold: true
 class NextSentence(NamedTuple):
     """Two sentences, and whether they belong together.
 

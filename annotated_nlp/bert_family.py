@@ -105,8 +105,6 @@ class SpanBert(BertForMaskedLM):
         return states
 
 # %% ../nbs/13_bert_family.ipynb #f230acf9
-#| code-fold: true
-#| code-summary: "The configuration: vocabulary, positions, and the sizes of XLM-R"
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(BertConfig):
     """BERT's settings with RoBERTa's vocabulary and positions; sizes not given are RoBERTa-base's.
@@ -205,8 +203,6 @@ def language_shares(counts: Float[Tensor, "l"], alpha: float = 0.3) -> Float[Ten
     return (alpha * counts.double().log()).softmax(0).to(counts)
 
 # %% ../nbs/13_bert_family.ipynb #79db8d69
-#| code-fold: true
-#| code-summary: "The configuration: one block, a narrow table, and four sizes"
 @dataclass(frozen=True, kw_only=True)
 class AlbertConfig(BertConfig):
     """BERT's settings with one block for all layers and a narrow embedding; sizes not given are ALBERT-base's.

@@ -199,8 +199,6 @@ def electra_loss(
     return ElectraLoss(mlm + weight * rtd, mlm, rtd)
 
 # %% ../nbs/14_electra.ipynb #5ca9cfba
-#| code-fold: true
-#| code-summary: "The heads"
 class ClassificationHead(nn.Module):
     """Classes from the state of the first piece.
 

@@ -376,8 +376,6 @@ class Search:
         ]
 
 # %% ../nbs/21_sentences.ipynb #c0cfcdcd
-#| code-fold: true
-#| code-summary: "Learning from halves"
 def learn_halves(
     encoder: nn.Module, rows: Sequence[Sequence[int]], *, updates: int = 120, size: int = 32
 ) -> list[float]:
@@ -409,8 +407,6 @@ def learn_halves(
     return losses
 
 # %% ../nbs/21_sentences.ipynb #cea9ffca
-#| code-fold: true
-#| code-summary: "The cache and the command"
 def open_search(
     paragraphs: Sequence[Paragraph], folder: Path | None = None, name: str | None = None
 ) -> Search:

@@ -138,7 +138,6 @@ class Seq2Seq(nn.Module):
         return self.head(self.dropout(s)), Seq2SeqState(hidden, state.memory, state.mask)
 
 # %% ../nbs/03_seq2seq.ipynb #20dce0af
-#| code-fold: true
 def cross_entropy(
     logits: Float[Tensor, "b n v"],
     targets: Int[Tensor, "b n"],
@@ -174,7 +173,6 @@ def cross_entropy(
     return losses.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 # %% ../nbs/03_seq2seq.ipynb #cebb4adb
-#| code-fold: true
 def _stream(batches: Iterable, steps: int) -> Iterator:
     "Batches numbered from 1 to `steps`, read again when they end; a pass must give some."
     checks.integers(steps=steps)

@@ -49,7 +49,6 @@ def relative_buckets(
     return side + torch.where(distance < exact, distance, far.clamp(max=n_buckets - 1))
 
 # %% ../nbs/15_t5.ipynb #4ed7a1d5
-#| code-fold: true
 # d_model, d_ff, layers, heads, width of a head
 SIZES = {
     "1.0": {
@@ -173,8 +172,6 @@ class T5Config(T5Sizes, BlockConfig):
         checks.tokens(self.vocab_size, pad_id=self.pad_id, eos_id=self.eos_id)
 
 # %% ../nbs/15_t5.ipynb #39abd201
-#| code-fold: true
-#| code-summary: "RelativeBias: look up each offset once"
 class RelativeBias(nn.Module):
     """A learned number for each bucket and head, added to scores.
 
@@ -221,7 +218,6 @@ class RelativeBias(nn.Module):
         return rearrange(self.table(buckets), "r h -> 1 h r")
 
 # %% ../nbs/15_t5.ipynb #902fc6d0
-#| code-fold: true
 @torch.no_grad()
 def initialise_t5(
     module: nn.Module, d_model: int, ones: Collection[nn.Module | None]

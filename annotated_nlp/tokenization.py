@@ -62,7 +62,6 @@ def _first_vocab(alphabet: Iterable[str], vocab_size: int) -> dict[str, int]:
     return vocab
 
 # %% ../nbs/02_tokenization.ipynb #b3a441e8
-#| code-fold: true
 def count_pairs(words: Mapping[tuple[str, ...], int]) -> Counter[tuple[str, str]]:
     "How often symbol `b` follows `a` in `words`, tuples of symbols with their counts."
     counts = Counter()
@@ -123,7 +122,6 @@ class PairCounts:
         return changed
 
 # %% ../nbs/02_tokenization.ipynb #93332fdf
-#| code-fold: true
 def learn_merges(
     words: Mapping[tuple[str, ...], int],
     vocab: dict[str, int],
@@ -290,7 +288,6 @@ def likelihood_gain(joined: int, first: int, second: int, total: int) -> float:
     return _xlogx(joined) + after - before
 
 # %% ../nbs/02_tokenization.ipynb #740ae3a2
-#| code-fold: true
 @cache
 def _uncased(char: str) -> str:
     "What BERT's uncased models see: nothing, a space, or lower case without accents."
@@ -430,7 +427,6 @@ class WordPiece:
         return " ".join(_looked_up(self.pieces, ids)).replace(" ##", "")
 
 # %% ../nbs/02_tokenization.ipynb #1e2495b7
-#| code-fold: true
 def _alphabet(texts: Sequence[str], kind: str) -> set[str]:
     "The entries that the vocabulary of a tokenizer of this `kind` starts from."
     if kind in ("word", "byte_bpe"):

@@ -81,8 +81,6 @@ def transformer_peak(d_model: int, warmup: int) -> float:
     return (d_model * warmup) ** -0.5
 
 # %% ../nbs/07_training.ipynb #7c00002c
-#| code-fold: true
-#| code-summary: "Which parameters decay, and at which rate"
 # How names of parameters begin, and the factor of the learning rate for these: alone, or with a weight decay.
 Groups = Mapping[str, Real | tuple[Real, Real]]
 
@@ -139,8 +137,6 @@ def decay_groups(
     ]
 
 # %% ../nbs/07_training.ipynb #7c00002e
-#| code-fold: true
-#| code-summary: "One update"
 # Of the model and a batch: the mean loss of the batch, alone or with the number of tokens.
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]]
 
@@ -188,8 +184,6 @@ def update(
     )
 
 # %% ../nbs/07_training.ipynb #7c00002f
-#| code-fold: true
-#| code-summary: "fit"
 def _steps(steps: int | None, epochs: Real | None, batches: Any, per_update: int) -> int:
     """How many updates `epochs` passes take, the last one perhaps of batches of the next pass; or `steps`."""
     checks.require(

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nbdev.clean import nbdev_clean
-from nbdev.doclinks import nbdev_export
 
 from . import chapters, colab, format, owner, paragraphs, readme
 
@@ -30,7 +29,7 @@ def mend() -> None:
     owner.write()
     format.mend()
     nbdev_clean()
-    nbdev_export()
+    format.export()
     colab.write()  # it reads the package
     readme.write()
     paragraphs.write()
@@ -57,7 +56,7 @@ def sync() -> int:
         print(f"too large: {line}", file=sys.stderr)
     if differ:
         print("`make export` mends it; look at `git diff` and commit. (nbdev_export and nbdev_clean alone leave the "
-              "API page and the README as they were.)", file=sys.stderr)
+              "API page and the README as they were, and lines for Quarto in the package.)", file=sys.stderr)
     if large:
         print("`python -m tools.figures` makes stored figures lighter; or a page that long is two.", file=sys.stderr)
     return 1 if differ or large else 0

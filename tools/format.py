@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from nbdev.doclinks import nbdev_export
+
 ROOT = Path(__file__).resolve().parent.parent
 RUFF = Path(sysconfig.get_path("scripts")) / "ruff"
 
@@ -28,6 +30,15 @@ def formatted(sources: Mapping[str, str]) -> list[str]:
         if done.returncode:
             raise SyntaxError(done.stderr)
         return [file.read_text(encoding="utf-8").rstrip("\n") for file in files]
+
+
+def export() -> None:
+    "Write the package from the notebooks. What tells Quarto how to show a cell (`#| code-fold`) stays with the page."
+    nbdev_export()
+    for module in (ROOT / "annotated_nlp").rglob("*.py"):
+        text = module.read_text(encoding="utf-8")
+        if (code := re.sub(r"^#\| .*\n", "", text, flags=re.M)) != text:
+            module.write_text(code, encoding="utf-8")
 
 
 def mend(folder: Path = ROOT / "nbs", *, write: bool = True) -> list[Path]:

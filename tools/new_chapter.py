@@ -8,9 +8,8 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbdev.clean import nbdev_clean
-from nbdev.doclinks import nbdev_export
 
-from . import chapters, colab
+from . import chapters, colab, format
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "tools" / "chapter.txt"
@@ -78,7 +77,7 @@ def main() -> int:
         sys.exit(why)
     path, module = lay_out(name, ROOT), name.split("_", 1)[1]
     nbdev_clean(fname=str(path))
-    nbdev_export()
+    format.export()
     for page in (path, ROOT / "nbs" / "api.ipynb"):  # the API page lists every module
         print(f"{page.stem}: ran in {chapters.run(page):.0f} s", flush=True)
     print(f"""

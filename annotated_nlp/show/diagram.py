@@ -82,7 +82,6 @@ def _ink(role: str) -> str:
     return COLOURS[ROLES[role]]
 
 # %% ../../nbs/show/diagram.ipynb #ceec25ed
-#| code-fold: true
 class Anchor(NamedTuple):
     """A point on the edge of an element, and the direction in which an arrow leaves it."""
 
@@ -172,7 +171,6 @@ def _route(p: Anchor, q: Anchor, path: str, reach: Real) -> Path:
     return Path([*points, b], [*codes, Path.LINETO])
 
 # %% ../../nbs/show/diagram.ipynb #1472994d
-#| code-fold: true
 class Diagram:
     """A drawing of a mechanism: make elements, each next to another, and arrows between them.
 

@@ -50,6 +50,11 @@ def test_make_alone_explains_every_target():
     assert re.search(r"^\.DEFAULT_GOAL := help$", MAKEFILE, re.MULTILINE)
 
 
+def test_the_package_has_no_lines_for_quarto():
+    modules = [*(ROOT / "annotated_nlp").rglob("*.py")]
+    assert len(modules) > 50 and not [file.name for file in modules if "\n#|" in file.read_text(encoding="utf-8")]
+
+
 def test_python_versions():
     "The workflows' oldest Python is the oldest that the package admits; all three systems are tested."
     matrix = WORKFLOWS["test"]["jobs"]["test"]["strategy"]["matrix"]

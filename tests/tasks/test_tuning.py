@@ -393,7 +393,7 @@ def test_a_curve_has_the_mean_since_the_last_look():
     assert all("step" in metrics for metrics in history.metrics)
 
 
-def test_asked_compares_the_words_that_transformers_would_write_next():
+def test_a_prompt_classifier_compares_the_words_that_transformers_would_write_next():
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
