@@ -383,7 +383,7 @@ class CharacterEmbedding(nn.Module):
         )
         d = sum(number for _, number in c.filters)
         self.highways = nn.ModuleList(nn.Linear(d, 2 * d) for _ in range(c.n_highways))
-        for layer in self.highways:  # open to what comes in, as the authors' program is
+        for layer in self.highways:  # open to what comes in, by AllenNLP's bias
             nn.init.ones_(layer.bias[d:])
         self.project = nn.Linear(d, c.d_model)
 
