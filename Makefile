@@ -53,7 +53,7 @@ slides: .venv/.site  ## a deck of slides for each chapter, for lecturers, in _sl
 epub: .venv/.dev  ## one EPUB of all chapters with their stored outputs, in _printed/ (needs Pandoc, or Quarto, which has it)
 	@$(BIN)/python -m tools.printed
 
-test: .venv/.dev sync  ## check everything, as continuous integration does
+test: .venv/.dev  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test
 
 check: .venv/.dev sync  ## while working, in two to three minutes: sync, ruff, parity, the wheel and one chapter (NAMES=04_decoding)

@@ -112,12 +112,14 @@ WORKERS = str(min(os.cpu_count() or 2, 8))
 
 
 def test() -> int:
-    "Everything, the site beside the pages, since the tests open it; give the number of failed steps."
+    "Everything; give the number of failed steps. The tests open the site, so it comes first."
+    # Tests wait for browsers and subprocesses; with the pages beside them no core is idle.
     # A file's tests share what they set up. The order of the files is that of tests/conftest.py: the longest first.
-    files = ["-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
-    return _run([{"chapters": [sys.executable, "-m", "tools.away", "--workers", WORKERS],
+    half = str(int(WORKERS) // 2 + 1)
+    return _run([{"sync": [sys.executable, "-m", "tools.check", "sync"],
                   "site": [sys.executable, "-m", "tools.site", "build"], "ruff": RUFF},
-                 {"pytest": [*PYTEST, *files, "--durations=5"]}])
+                 {"chapters": [sys.executable, "-m", "tools.away", "--workers", half],
+                  "pytest": [*PYTEST, "-n", half, "--dist", "loadfile", "--no-loadscope-reorder", "--durations=5"]}])
 
 
 def quick(*names: str) -> int:

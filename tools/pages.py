@@ -30,10 +30,11 @@ HEAVY = ("torch._dynamo", "torch.testing", "torch.utils.flop_counter", "transfor
 
 CORPORA = ("movie_reviews", "review_sentences", "verses", "senses", "python_prose", "handwritten_digits",
            "interface_strings")
+MANY = 20  # pages; for fewer it takes longer to read all of this than each page to read its own
 
 
-def warm() -> int | None:
-    """Import what most pages import, and read what many read. What is missing is the pages' affair.
+def warm(pages: int) -> int | None:
+    """Import what most pages import and, for many pages, read what many read. What is missing is the pages' affair.
 
     Gives the number of threads with which PyTorch begins. In this process it has one alone: a process that is forked
     from one whose pool of threads has worked would wait for these threads for ever.
@@ -51,7 +52,7 @@ def warm() -> int | None:
         from annotated_nlp.corpora import loaders, packages
         from annotated_nlp.hub import gguf
         reading = [*(getattr(loaders, name) for name in CORPORA), lambda: gguf.opened(packages.smollm2()),
-                   *(partial(loaders.number_words, split=split) for split in loaders.SPLITS)]
+                   *(partial(loaders.number_words, split=split) for split in loaders.SPLITS)] if pages > MANY else []
     except ImportError:
         reading = []
     for read in reading:
@@ -152,7 +153,7 @@ def main() -> int:
     args = parser.parse_args()
     # The largest first, which take longest, as a rule: so both workers end at about the same time.
     pages = sorted(args.folder.rglob("*.ipynb"), key=lambda page: -page.stat().st_size)
-    threads = warm() if FORKS and len(pages) > args.workers else None
+    threads = warm(len(pages)) if FORKS and len(pages) > args.workers else None
     failed = run(pages, args.folder, args.workers, threads and max(1, threads // args.workers))
     print(f"{len(pages) - len(failed)} of {len(pages)} pages passed", flush=True)
     if failed:
