@@ -115,11 +115,11 @@ def test() -> int:
     "Everything; give the number of failed steps. The tests open the site, so it comes first."
     # Tests wait for browsers and subprocesses; with the pages beside them no core is idle.
     # A file's tests share what they set up. The order of the files is that of tests/conftest.py: the longest first.
-    half = str(int(WORKERS) // 2 + 1)
+    each = str(int(WORKERS) // 2 + 1)
     return _run([{"sync": [sys.executable, "-m", "tools.check", "sync"],
                   "site": [sys.executable, "-m", "tools.site", "build"], "ruff": RUFF},
-                 {"chapters": [sys.executable, "-m", "tools.away", "--workers", half],
-                  "pytest": [*PYTEST, "-n", half, "--dist", "loadfile", "--no-loadscope-reorder", "--durations=5"]}])
+                 {"chapters": [sys.executable, "-m", "tools.away", "--workers", each],
+                  "pytest": [*PYTEST, "-n", each, "--dist", "loadfile", "--no-loadscope-reorder", "--durations=5"]}])
 
 
 def quick(*names: str) -> int:
