@@ -129,7 +129,7 @@ class LSTMLanguageModel(Pretrained, Generates, nn.Module):
     """The next word from those before it: layers of LSTM between two uses of one embedding.
 
     With its dropouts it is the network of Merity et al. 2018 that ULMFiT pretrains; without
-    them the language model of Dai and Le 2015, section 2.1. Padding must stand at the end,
+    them it is similar to that of Dai and Le 2015, section 2.1. Padding must stand at the end,
     where no word sees it. Raises ValueError for wrong shapes and dtypes, an empty batch, and on
     the CPU for ids outside the vocabulary.
     """
