@@ -81,7 +81,8 @@ def browser():
     "A headless Chromium, closed at the end."
     path = chromium()
     if path is None:
-        raise FileNotFoundError("no Chromium found; Debian: apt-get install chromium-headless-shell; else set CHROMIUM to its path")
+        raise FileNotFoundError("no Chromium found; Debian: apt-get install chromium-headless-shell; "
+                                "else set CHROMIUM to its path")
     args = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
             "--disable-sync", "--no-first-run", "--disable-quic", "--disable-dev-shm-usage"]  # a container's is small
     with sync_playwright() as playwright:
