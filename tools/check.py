@@ -77,7 +77,7 @@ def _run(groups: list[dict[str, list[str]]]) -> int:
     # Pages and files of tests run side by side: more threads would only get in each other's way. glibc keeps the
     # memory of freed tensors for the next ones: the kernel's zeroing of new pages is a twentieth of a small training.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MALLOC_MMAP_THRESHOLD_": str(2**30),
-           "MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**26),
+           "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_TOP_PAD_": str(2**26),
            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def step(name: str, command: list[str], aloud: bool) -> tuple[str, int, float, list[str]]:
