@@ -23,6 +23,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 _WEB_FONTS = re.compile(r'@import ?(?:url\([^)]*fonts\.googleapis[^)]*\)|"[^"]*fonts\.googleapis[^"]*");?')
+_CAPTION = re.compile(r"<figcaption>.*?</figcaption>", re.S)
+_EMPHASIS = re.compile(r"\*([^*\s](?:[^*]*[^*\s])?)\*")  # smalldocs shows its stars
 # Quarto asks another host for them on every page that has output, and nothing here needs them.
 _UNUSED = re.compile(
     r'<script src="https://cdn\.jsdelivr\.net/npm/(?:jquery|requirejs)@[^>]*></script>\s*'
@@ -123,7 +125,8 @@ def build() -> Path:
     for page in SITE.rglob("*.llms.md"):
         page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
     for page in SITE.rglob("*.html"):
-        page.write_text(_UNUSED.sub("", _with_sizes(page)), encoding="utf-8")
+        text = _CAPTION.sub(lambda caption: _EMPHASIS.sub(r"<em>\1</em>", caption[0]), _with_sizes(page))
+        page.write_text(_UNUSED.sub("", text), encoding="utf-8")
     for picture in SITE.rglob("*_files/**/*.png"):
         _lighten(picture)
     return SITE

@@ -88,6 +88,7 @@ def test_page(opened):
         copy.querySelectorAll('pre, code, script, style, .katex, mjx-container, .dataframe').forEach(e => e.remove());
         return copy.textContent }""")
     assert "$$" not in prose and "\\(" not in prose and "\\frac" not in prose
+    assert not [text for text in page.locator("main figcaption").all_inner_texts() if "*" in text or "$$" in text]
     figures = page.locator("main img")
     missing = [i for i in range(figures.count()) if len((figures.nth(i).get_attribute("alt") or "").strip()) < 10]
     assert not missing, f"images without alternative text: {missing}"
