@@ -140,9 +140,9 @@ def choose_spans(
     """Spans of whole words until a share `rate` of each row's candidates is chosen.
 
     A span's length in words is drawn from `span_lengths(p, longest)`, then its first word among
-    those where it fits; two spans never touch. What exceeds the share is cut in whole words.
-    Drawn on the CPU. Joshi et al. 2020, section 3.1. Raises ValueError for a `rate` outside
-    [0, 1], wrong shapes and dtypes.
+    those where it fits; two spans never touch. The last one ends with the word that reaches the
+    share: so long words are as likely as short ones. Drawn on the CPU. Joshi et al. 2020,
+    section 3.1. Raises ValueError for a `rate` outside [0, 1], wrong shapes and dtypes.
     """
     checks.within("[0, 1]", rate=rate)
     checks.mask(candidates.shape, what="pieces that may be chosen", candidates=candidates)
@@ -160,11 +160,12 @@ def choose_spans(
             spans = []
             while length and not spans:
                 spans = [(a, e) for a, e in zip(edges, edges[length:]) if all(free[a:e])]
-                spans = [(a, e) for a, e in spans if length == 1 or e - a <= left]
                 length -= 1
             if not spans:
                 break
             a, e = spans[int(torch.randint(len(spans), (), generator=generator))]
+            if e - a > left:  # up to the word with which the share is reached
+                e = next(end for end in edges if end >= a + left)
             row[a:e], left = True, left - (e - a)
             free[max(a - 1, 0) : e + 1] = [False] * (min(e + 1, n) - max(a - 1, 0))
     return chosen.to(candidates.device)
