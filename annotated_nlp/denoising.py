@@ -141,7 +141,7 @@ def choose_spans(
 
     A span's length in words is drawn from `span_lengths(p, longest)`, then its first word among
     those where it fits; two spans never touch. The last one ends with the word that reaches the
-    share: so long words are as likely as short ones. Drawn on the CPU. Joshi et al. 2020,
+    share: so long words are about as likely as short ones. Drawn on the CPU. Joshi et al. 2020,
     section 3.1. Raises ValueError for a `rate` outside [0, 1], wrong shapes and dtypes.
     """
     checks.within("[0, 1]", rate=rate)
