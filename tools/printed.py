@@ -42,7 +42,8 @@ Parts = list[tuple[str, list[str]]]
 def parts() -> Parts:
     "The parts of the book with their chapters, as the site's sidebar has them."
     bar = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]
-    sections = [(of["section"], [Path(page["href"]).stem for page in of["contents"]]) for of in bar if "section" in of]
+    sections = [(of["section"], [Path(page["href"]).stem for page in of["contents"] if "href" in page])
+                for of in bar if "section" in of]
     # a part may end in a page of the appendix, which stays on the site
     chapters = [(title, [page for page in pages if re.match(r"\d\d_", page)]) for title, pages in sections]
     return [(title, pages) for title, pages in chapters if pages]

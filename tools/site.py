@@ -3,6 +3,7 @@
 import argparse
 import base64
 import http.server
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import yaml
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 from PIL import Image
@@ -30,8 +32,13 @@ _UNUSED = re.compile(
     r'<script src="https://cdn\.jsdelivr\.net/npm/(?:jquery|requirejs)@[^>]*></script>\s*'
     r"|<script type=\"application/javascript\">define\('jquery'[^<]*</script>\s*"
 )
+# KaTeX 0.16.11 as npm has it, its fonts in one format: formulas are set without a network.
+KATEX, _KATEX_ELSEWHERE = ROOT / "tools" / "katex", "https://cdn.jsdelivr.net/npm/katex@0.16.11/dist/"
 _VIEWER = re.compile(r'<div class="annotated-viewer" data-kind="\w+".*?(<pre>.*?</pre>).*?</script>', re.DOTALL)
 SITE, PROC = ROOT / "_site", ROOT / "_proc"
+# Both engines' search boxes ask this for the sections that answer a query; to both, the book's index is given besides.
+SEARCH = ROOT / "tools" / "search"
+_OTHERS_SETTING = re.compile(r"warning: (?:unknown key \S+|format\.html\.\S+ is ignored)$")
 SMALLDOCS = [sys.executable, "-m", "smalldocs.cli", "render", str(PROC)]
 
 
@@ -85,13 +92,25 @@ def _lighten(picture: Path) -> None:
             image.convert("RGB").save(picture, compress_level=9, dpi=image.info.get("dpi"))
 
 
+def _smalldocs() -> None:
+    "Render with smalldocs; what it says of settings that Quarto alone reads, or that hold for it too, helps nobody."
+    done = subprocess.run(SMALLDOCS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
+    said = [line for line in done.stdout.splitlines(True) if not _OTHERS_SETTING.match(line)]
+    print(*said, sep="", end="", flush=True)
+    done.check_returncode()
+
+
 def _copies_for_models() -> None:
     """The text of each page for language models, by smalldocs: in Quarto's, formulas lose their signs.
 
-    Its pictures are those of the page, where they have other names.
+    Its pictures are those of the page, where they have other names. Its list of sections for the search has the smaller
+    ones too; from Quarto's come the titles of the sidebar's sections above a page.
     """
-    subprocess.run(SMALLDOCS, check=True)
+    _smalldocs()
     shutil.copy(PROC / "_site" / "llms.txt", SITE)
+    crumbs = {each["href"].partition("#")[0]: each.get("crumbs", []) for each in _sections(SITE)}
+    sections = [each | {"crumbs": crumbs.get(each["href"].partition("#")[0], [])} for each in _sections(PROC / "_site")]
+    (SITE / "search.json").write_text(json.dumps(sections, ensure_ascii=False), encoding="utf-8")
     for copy in (PROC / "_site").rglob("*.llms.md"):
         page, text = SITE / copy.relative_to(PROC / "_site"), copy.read_text(encoding="utf-8")
         files = page.with_name(page.name.removesuffix(".llms.md") + "_files")
@@ -105,18 +124,43 @@ def _copies_for_models() -> None:
         page.write_text(text, encoding="utf-8")
 
 
+def _sections(site: Path) -> list[dict]:
+    "What the search of a site knows: each section of each page."
+    return json.loads((site / "search.json").read_text(encoding="utf-8"))
+
+
+def _search() -> None:
+    "Let the search rank as `tools/search/fuse.js` says, and give each section the words that the index has for it."
+    terms = yaml.safe_load((SEARCH / "index.yml").read_text(encoding="utf-8"))
+    sections = _sections(SITE)
+    for section in sections:
+        if words := terms.pop(section["href"].replace(".html", "").removesuffix("#"), None):
+            section["terms"] = words
+    if terms:
+        raise ValueError(f"tools/search/index.yml names what the site doesn't have: {', '.join(terms)}")
+    (SITE / "search.json").write_text(json.dumps(sections, ensure_ascii=False), encoding="utf-8")
+    scripts = [(SEARCH / name).read_text(encoding="utf-8") for name in ("minisearch.js", "fuse.js")]
+    for engine_s in SITE.glob("site_libs/*/fuse.min.js"):
+        engine_s.write_text("\n".join(scripts), encoding="utf-8")
+
+
 def build() -> Path:
     "Process the notebooks with nbdev and render them, with Quarto where it is installed, else with smalldocs."
     os.chdir(ROOT)
     _forget_removed()
     proc_nbs(n_workers=0)
     quarto = shutil.which("quarto")
-    subprocess.run(["quarto", "render", str(PROC), "--no-execute"] if quarto else SMALLDOCS, check=True)
+    if quarto:
+        subprocess.run(["quarto", "render", str(PROC), "--no-execute"], check=True)
+    else:
+        _smalldocs()
     if SITE.exists():
         shutil.rmtree(SITE)
     shutil.copytree(PROC / "_site", SITE)
     if quarto:
         _copies_for_models()
+    shutil.copytree(KATEX, SITE / "site_libs" / "katex")
+    _search()
     # The themes ask another host for their fonts; the reader's own do as well, offline too.
     for sheet in SITE.rglob("*.css"):
         css = sheet.read_text(encoding="utf-8")
@@ -126,7 +170,8 @@ def build() -> Path:
         page.write_text(_VIEWER.sub(r"\1", page.read_text(encoding="utf-8")), encoding="utf-8")
     for page in SITE.rglob("*.html"):
         text = _CAPTION.sub(lambda caption: _EMPHASIS.sub(r"<em>\1</em>", caption[0]), _with_sizes(page))
-        page.write_text(_UNUSED.sub("", text), encoding="utf-8")
+        katex = "../" * (len(page.relative_to(SITE).parts) - 1) + "site_libs/katex/"
+        page.write_text(_UNUSED.sub("", text).replace(_KATEX_ELSEWHERE, katex), encoding="utf-8")
     for picture in SITE.rglob("*_files/**/*.png"):
         _lighten(picture)
     return SITE

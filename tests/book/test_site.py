@@ -75,9 +75,9 @@ def test_every_chapter_is_a_page():
     assert notebooks and notebooks == set(CHAPTERS)
 
 
-def test_page(opened):
-    """Opens cleanly and light, stands still while it loads, shows mathematics as mathematics, and describes every figure
-    to those who can't see it."""
+def test_page(opened, address):
+    """Opens cleanly and light, stands still while it loads, shows mathematics as mathematics, asks no other host for it,
+    and describes every figure to those who can't see it."""
     _, page = opened
     formulas = page.locator("main .math").count()
     if formulas:
@@ -96,6 +96,7 @@ def test_page(opened):
     assert figures.evaluate_all("all => all.every(img => img.naturalWidth && img.getAttribute('width'))")
     assert web.shift(page) < 0.05, "the page jumps while it loads"
     assert web.weight(page) < WEIGHT
+    assert all(response.url.startswith(address) for response in page.fetched), "something comes from elsewhere"
     assert page.wrong == []
 
 
@@ -188,12 +189,31 @@ def test_viewers_come_alive(visit, name):
     assert page.wrong == []
 
 
-def test_search_finds_beam_search(visit):
+QUERIES = yaml.safe_load((site.ROOT / "tests" / "book" / "queries.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("asker", QUERIES)
+def test_search_answers_like_an_index(visit, asker):
+    "Of a query's first three hits, one is the section that a chapter has for it."
+    page = visit("how_to_read.html", viewport=DESK)
+    page.wait_for_function("typeof Fuse === 'function'")
+    hits = page.evaluate("""async queries => {
+        const search = new Fuse([]);
+        for (const section of await (await fetch('search.json')).json()) search.add(section);
+        return queries.map(query => search.search(query, { limit: 3 }).map(hit => hit.item.href));
+    }""", list(QUERIES[asker]))
+    missed = {query: found for (query, right), found in zip(QUERIES[asker].items(), hits, strict=True)
+              if not {href.replace(".html", "").removeprefix("./") for href in found} & set(right)}
+    assert not missed
+
+
+def test_search_box_shows_what_was_found(visit):
     page = visit("index.html", viewport=DESK)
     page.locator("#quarto-search").locator("input, button").first.click()  # Quarto's button opens its box
-    page.keyboard.type("beam search", delay=20)
+    page.keyboard.type("kv cache", delay=20)
     page.wait_for_function("""() => [...document.querySelectorAll('a')].some(
-        a => a.href.includes('04_decoding.html') && a.offsetParent && !a.closest('#quarto-sidebar, main'))""")
+        a => a.href.includes('05_attention.html') && a.offsetParent && !a.closest('#quarto-sidebar, main'))""")
+    assert page.wrong == []
 
 
 def test_sidebar_reaches_every_page(visit):
@@ -202,6 +222,23 @@ def test_sidebar_reaches_every_page(visit):
     paths = {unquote(urlsplit(link).path).lstrip("/") for link in links}
     reached = {path + "index.html" if path.endswith("/") or not path else path for path in paths}  # Quarto's leave it out
     assert set(PAGES) - {"404.html"} <= reached
+
+
+def open_in(sidebar):
+    "The titles of the sections of the sidebar that are open."
+    return sidebar.locator(".sidebar-item-section:has(> ul.show) > .sidebar-item-container").all_inner_texts()
+
+
+@pytest.mark.parametrize("name, sections", [("05_attention.html", []), ("lab/sinks.html", ["Language models"]),
+                                            ("show/chat.html", ["Figures and live models"])])
+def test_sidebar_opens_at_the_page(visit, name, sections):
+    "The chapters are open, of the laboratory and the appendix only the group of this page; it stands in view."
+    page = visit(name, viewport=DESK)
+    sidebar = page.locator("#quarto-sidebar")
+    book = ["I Sequences", "II Attention", "III Pretraining", "IV What a pretrained model is good for", "Laboratory", "Appendix"]
+    assert sorted(text.strip() for text in open_in(sidebar)) == sorted(book + sections)
+    box = sidebar.locator(".sidebar-link.active").bounding_box()
+    assert 0 <= box["y"] and box["y"] + box["height"] <= DESK["height"] and page.evaluate("scrollY") == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

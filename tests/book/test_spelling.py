@@ -44,7 +44,8 @@ def test_files_are_spelt_right():
     folders = ("tests", "tools", "benchmarks", ".github")
     files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.suffix in (".py", ".yml")]
     files += [*ROOT.glob("*.md"), *ROOT.glob("*.yml"), *ROOT.glob("nbs/*.html"), ROOT / "Makefile", ROOT / "settings.ini"]
-    assert misspelt("\n".join(f.read_text(encoding="utf-8") for f in files if f.name != Path(__file__).name)) == ""
+    on_purpose = Path(__file__).name, "queries.yml"  # students mistype
+    assert misspelt("\n".join(f.read_text(encoding="utf-8") for f in files if f.name not in on_purpose)) == ""
 
 
 @pytest.mark.parametrize("name", PAGES)

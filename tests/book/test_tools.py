@@ -3,6 +3,7 @@
 import ast
 import base64
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -194,9 +195,12 @@ def test_a_lighter_figure_has_the_same_pixels(tmp_path):
 
 
 def test_copies_for_models_name_the_page_s_own_figures(tmp_path, monkeypatch):
-    "As where Quarto has made the page: the same picture under another name, and one that it hasn't."
+    "As where Quarto has made the page: the same picture under another name, and one that it hasn't; smaller sections too."
     made, shown = tmp_path / "_proc" / "_site", tmp_path / "_site"
-    for file, content in {made / "llms.txt": b"# Book\n", made / "lab" / "a_files" / "a_1_0.png": b"one",
+    whole, part = {"href": "lab/a.html"}, {"href": "lab/a.html#b"}
+    for file, content in {made / "search.json": json.dumps([whole, part]).encode(),
+                          shown / "search.json": json.dumps([whole | {"crumbs": ["A"]}]).encode(),
+                          made / "llms.txt": b"# Book\n", made / "lab" / "a_files" / "a_1_0.png": b"one",
                           made / "lab" / "a_files" / "a_2_0.png": b"two", made / "lab" / "a.llms.md":
                           b"$x$ ![1](a_files/a_1_0.png) ![2](a_files/a_2_0.png)\n",
                           shown / "lab" / "a_files" / "figure-html" / "cell-2-output-1.png": b"one"}.items():
@@ -204,8 +208,9 @@ def test_copies_for_models_name_the_page_s_own_figures(tmp_path, monkeypatch):
         file.write_bytes(content)
     monkeypatch.setattr(site, "PROC", tmp_path / "_proc")
     monkeypatch.setattr(site, "SITE", shown)
-    monkeypatch.setattr(site.subprocess, "run", lambda command, check: None)
+    monkeypatch.setattr(site, "_smalldocs", lambda: None)
     site._copies_for_models()
+    assert site._sections(shown) == [whole | {"crumbs": ["A"]}, part | {"crumbs": ["A"]}]
     text = (shown / "lab" / "a.llms.md").read_text(encoding="utf-8")
     assert text == "$x$ ![1](a_files/figure-html/cell-2-output-1.png) ![2](a_files/a_2_0.png)\n"
     assert (shown / "lab" / "a_files" / "a_2_0.png").read_bytes() == b"two"
