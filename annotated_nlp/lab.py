@@ -8,6 +8,7 @@ __all__ = ['PACKAGES', 'NEEDS', 'LONG_S', 'device', 'machine', 'new_record', 'st
 
 # %% ../nbs/lab/index.ipynb #3d3a4005
 import json
+import math
 import os
 import platform
 import subprocess
@@ -407,9 +408,14 @@ NEEDS = dict(n_test=1000, seeds=3)
 LONG_S = 3600  # a run of so many seconds may have one seed less
 
 
-def verdict(low: Real, high: Real) -> str:
-    "Of an interval whose positive side is the claim's: `'shown'`, `'contrary'`, or `'not shown'` where it holds zero."
-    return "shown" if low > 0 else "contrary" if high < 0 else "not shown"
+def verdict(low: Real, high: Real, paper: Real = math.inf) -> str:
+    """Of an interval whose positive side is the claim's: `'shown'`, `'contrary'`, or `'not shown'` where it holds zero.
+
+    `'open'` where it holds zero and is wider than the effect that the `paper` reports.
+    """
+    if low > 0 or high < 0:
+        return "shown" if low > 0 else "contrary"
+    return "open" if high - low > paper else "not shown"
 
 
 def _registry() -> list[dict]:
@@ -430,12 +436,23 @@ def _lacks(claim: Mapping, run: Mapping, entry: Mapping) -> str:
     )
 
 
+def _too_wide(entry: Mapping, paper: Mapping) -> str:
+    "Why an interval decides nothing, and how much more would."
+    width = entry["high"] - entry["low"]
+    more = f"{(width / paper['effect']) ** 2:.2g}"
+    return (
+        f"the interval is {width:.2g} {entry['unit']} wide, the paper's effect {paper['effect']:g} ({paper['source']}); "
+        f"{more} times as many items and seeds would tell it from none"
+    )
+
+
 def claims() -> list[dict]:
     """The book's claims in order, each with what the stored results say of it.
 
     Keys: `number`, `claim`, `lecture`, `page` (of the experiment that decides, else the chapter's), `measure`, `effect`,
     `low` and `high` (95 % interval; the positive side is the claim's), `n_test`, `seeds`, `verdict` (`shown`,
-    `contrary`, `not shown`; `open` where no result decides, and the numbers are None), `unit`, `note`.
+    `contrary`, `not shown`; `open` where no result decides, and the numbers are None or their interval is wider than
+    the paper's effect), `unit`, `note`.
     """
     stored = results()
     return [_row(claim, stored) for claim in _registry()]
@@ -454,9 +471,10 @@ def _row(claim: Mapping, stored: list[dict]) -> dict:
         entry, run = max(deciding, key=strength)
         row |= dict(page=f"lab/{run['name']}", measure=entry.get("measure", row["measure"]))
         row |= {key: entry[key] for key in ("effect", "low", "high", "n_test", "seeds")}
-        return row | dict(
-            verdict=verdict(entry["low"], entry["high"]), unit=entry["unit"], note=""
-        )
+        paper = claim.get("paper", {"effect": math.inf})
+        found = verdict(entry["low"], entry["high"], paper["effect"])
+        note = _too_wide(entry, paper) if found == "open" else ""
+        return row | dict(verdict=found, unit=entry["unit"], note=note)
     notes = [f"{run['name']} has {_lacks(claim, run, entry)}" for entry, run in given]
     notes += [
         f"pilot {run['name']}: " + claim["pilots"][run["name"]].format(**run)

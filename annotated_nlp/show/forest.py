@@ -24,7 +24,8 @@ _FOREST = """
 .forest svg { display: block; width: 100%; height: auto; }
 .forest .zero { stroke: currentColor; stroke-width: 1.2; }
 .forest .side { fill: currentColor; opacity: .08; }
-.forest .shown { color: var(--for); } .forest .contrary { color: var(--against); } .forest .not-shown { color: var(--neither); }
+.forest .shown { color: var(--for); } .forest .contrary { color: var(--against); } .forest .not-shown, .forest .open { color: var(--neither); }
+.forest .open .dot { fill: none; stroke: currentColor; stroke-width: 2; }
 .forest .bar { stroke: currentColor; stroke-width: 5; opacity: .6; } .forest .dot { fill: currentColor; }
 .forest .sides { display: flex; justify-content: space-between; }
 .forest summary { cursor: pointer; padding: .5em 0; }
@@ -40,7 +41,7 @@ class Forest:
     """Differences with their intervals, a row each, as HTML: `rows` as `lab.claims` gives them.
 
     Needs of a row: `number`, `claim`, `page`, `measure`, `effect`, `low`, `high`, `n_test`, `seeds`, `verdict`, `unit`,
-    `note`. Open rows are listed below, folded. Names of pages in `pages` become links.
+    `note`. Open rows without numbers are listed below, folded. Names of pages in `pages` become links.
     """
 
     def __init__(self, rows: Iterable[Mapping], pages: Collection[str] = ()):
@@ -53,16 +54,16 @@ class Forest:
         )
 
     def _repr_html_(self) -> str:
-        decided = [row for row in self.rows if row["verdict"] != "open"]
-        opened = [row for row in self.rows if row["verdict"] == "open"]
+        drawn = [row for row in self.rows if row["effect"] is not None]
+        opened = [row for row in self.rows if row["effect"] is None]
         parts = [f"<style>{_FOREST}</style>", f"<p>{_tally(self.rows)}</p>"]
-        if decided:
+        if drawn:
             sides = (
                 '<span class="drawn sides"><small>against</small><small>for</small></span>'
             )
             head = f'<span></span><span class="told"></span>{sides}<span></span>'
             parts += [f'<div class="difference" aria-hidden="true">{head}</div>', "<ul>"]
-            parts += [*map(self._drawn, decided), "</ul>"]
+            parts += [*map(self._drawn, drawn), "</ul>"]
         if opened:
             parts += ["<details>"]
             parts += [
@@ -87,9 +88,10 @@ class Forest:
     def _drawn(self, row: Mapping) -> str:
         counts = f"{row['n_test']:,} items, {row['seeds']} seed{'s' * (row['seeds'] != 1)}"
         value, interval = _numbers(row)
+        note = f"<small><em>{escape(row['note'])}</em></small>" if row["note"] else ""
         return (
             f'<li class="difference"><span class="number">{row["number"]}</span>'
-            f'<span class="told">{self._named(row)}<small>{escape(row["measure"])}; {counts}</small></span>'
+            f'<span class="told">{self._named(row)}<small>{escape(row["measure"])}; {counts}</small>{note}</span>'
             f'<span class="drawn">{_strip(row)}</span>'
             f'<span class="said"><strong>{row["verdict"]}</strong><small>{value} ({interval})</small></span></li>'
         )
@@ -115,10 +117,12 @@ def _numbers(row: Mapping) -> tuple[str, str]:
 
 
 def _said(row: Mapping) -> str:
-    if row["verdict"] == "open":
+    if row["effect"] is None:
         return f"open ({row['note']})"
     value, interval = _numbers(row)
-    return f"{row['verdict']}, {value} ({interval})"
+    return (
+        f"{row['verdict']}, {value} ({interval})" + "; " * bool(row["note"]) + row["note"]
+    )
 
 
 def _strip(row: Mapping) -> str:

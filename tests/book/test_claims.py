@@ -189,7 +189,13 @@ def test_every_claim_is_there_in_order():
         assert list(found) == KEYS
         assert re.fullmatch(r"00[0234]( 00[0234])*", found["lecture"]) and found["claim"] and found["measure"] and found["page"]
         known = [found[key] is not None for key in NUMBERS]
-        assert not any(known) and found["note"] if found["verdict"] == "open" else all(known)
+        assert all(known) or not any(known) and found["verdict"] == "open"
+        assert bool(found["note"]) == (found["verdict"] == "open")
+
+
+def test_pages_of_the_registry_are_there():
+    missing = {claim["page"] for claim in lab._registry() if not (ROOT / "nbs" / f"{claim['page']}.ipynb").exists()}
+    assert not missing
 
 
 def test_rows_come_from_stored_results_alone(keep):
@@ -211,6 +217,19 @@ def test_verdict(keep, low, high, verdict):
     assert lab.verdict(low, high) == verdict
     keep(low=low, high=high)
     assert row(18)["verdict"] == verdict
+
+
+def test_an_interval_wider_than_the_papers_effect_decides_nothing(keep, monkeypatch):
+    "It holds zero and the effect, or could: the numbers stay, the verdict is open. Four times as many items halve it."
+    registry = [dict(claim, paper=dict(effect=2.0, source="a paper")) for claim in lab._registry()]
+    monkeypatch.setattr(lab, "_registry", lambda: registry)
+    keep(effect=0.5, low=-1.5, high=2.5)
+    assert row(18)["verdict"] == "open" and row(18)["effect"] == 0.5
+    assert row(18)["note"] == ("the interval is 4 points wide, the paper's effect 2 (a paper); "
+                               "4 times as many items and seeds would tell it from none")
+    for low, high, verdict in ((-1.0, 1.0, "not shown"), (0.1, 5.0, "shown"), (-5.0, -0.1, "contrary")):
+        keep(effect=(low + high) / 2, low=low, high=high)
+        assert (row(18)["verdict"], row(18)["note"]) == (verdict, "")
 
 
 def test_what_is_too_small_decides_nothing(keep):
@@ -293,6 +312,9 @@ def test_forest_draws_what_is_decided(keep):
     assert bars == [[129.3, 188.0], [12.0, 122.0]]
     assert "\n\n" not in text and "\n " not in text  # Markdown would end the HTML there
     assert repr(forest).startswith("42 claims: 1 shown, 0 contrary, 1 not shown, 40 open\n1 One vector")
+    keep("7", name="wide", effect=0.5, low=-2.0, high=3.0, unit="BLEU")
+    text = Forest(lab.claims())._repr_html_()
+    assert text.count("<svg") == 3 and "39 open claims" in text and "<em>the interval is 5 BLEU wide" in text
 
 
 def test_forest_without_open_or_decided_rows(keep):
