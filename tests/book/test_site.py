@@ -140,6 +140,23 @@ def test_folded_solution_opens_by_key(visit):
     assert header.get_attribute("aria-expanded") == "true"
 
 
+@pytest.mark.parametrize("view", [DESK, PHONE])
+def test_a_figure_opens_large(visit, view):
+    "By a click or by the keyboard, larger than on the page; the page itself stays as it was."
+    page = visit("06_transformer.html", viewport=view)
+    figure, dialog = page.locator("main figure img").first, page.locator("dialog.large-figure")
+    small = figure.bounding_box()["width"]
+    figure.click()
+    assert dialog.locator("img").bounding_box()["width"] > 1.5 * small
+    assert dialog.locator("img").get_attribute("alt") == figure.get_attribute("alt")
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    figure.press("Enter")
+    dialog.click()
+    assert not dialog.is_visible() and page.wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= view["width"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_head_says_what_the_page_is(name):
     "What a search engine and a message with a link show: title, description, picture."
