@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help book site slides epub test check sync chapters solutions lab-run claims bench measures jupyter gpu card new-chapter hooks export clean
+.PHONY: help book site slides epub pdf test check sync chapters solutions lab-run claims bench measures jupyter gpu card new-chapter hooks export clean
 
 help:  ## explain the targets
 	@echo "The Annotated NLP: a book whose chapters run, and the package that falls out of it."
@@ -51,7 +51,10 @@ slides: .venv/.site  ## a deck of slides for each chapter, for lecturers, in _sl
 	@$(BIN)/python -m tools.slides $(NAMES)
 
 epub: .venv/.dev  ## one EPUB of all chapters with their stored outputs, in _printed/ (needs Pandoc, or Quarto, which has it)
-	@$(BIN)/python -m tools.printed
+	@$(BIN)/python -m tools.printed epub
+
+pdf: .venv/.dev  ## a PDF of each chapter with its stored outputs, in _printed/ (NAMES="05_attention"; needs Pandoc and Typst, or Quarto, which has both)
+	@$(BIN)/python -m tools.printed pdf $(NAMES)
 
 test: .venv/.dev  ## check everything, as continuous integration does
 	@$(BIN)/python -m tools.check test

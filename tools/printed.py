@@ -1,8 +1,10 @@
-"""A book to read away from the browser: `python -m tools.printed` writes one EPUB of all chapters, by Pandoc.
+"""To read away from the browser: `python -m tools.printed epub` writes all chapters as one book, by Pandoc,
+and `python -m tools.printed pdf [05_attention ...]` a PDF of each chapter, by Pandoc and Typst.
 
-It has how to read the book, the chapters and the glossary, with the outputs that are stored: nothing is run. The
-laboratory and the appendix stay on the site, and links go there. What only a browser or a notebook can do is left out:
-badges, models that answer in the page, and cells that set it up. A figure stands without the code that drew it.
+The EPUB has how to read the book, the chapters and the glossary, with the outputs that are stored: nothing is run. The
+laboratory and the appendix stay on the site, and links go there, in a PDF those to other chapters too. What only a
+browser or a notebook can do is left out: badges, models that answer in the page, and cells that set it up. A figure
+stands without the code that drew it.
 """
 
 import argparse
@@ -12,6 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -35,6 +39,21 @@ These are the chapters of *The Annotated NLP*, with the figures and numbers that
 laboratory, the appendix, models that answer you, and notebooks that run are at <{site}>.
 """
 BOOK = "annotated_nlp.epub"
+TABLES = """-- Tables that pandas wrote as HTML become tables, as wide as what they hold.
+function RawBlock(block)
+  if block.format == "html" then return pandoc.read(block.text, "html").blocks end
+end
+"""
+SHEET = """#set table(stroke: none, inset: (x: 5pt, y: 3pt))
+#show table: set text(size: 8.5pt)
+#show raw.where(block: true): set text(size: 7.5pt)
+#show raw.where(block: true): block.with(fill: luma(245), inset: 6pt, width: 100%)
+#show link: set text(fill: rgb("#175ea8"))
+#show figure.caption: set text(size: 9pt)
+"""
+PDF = ("--from=markdown", "--to=typst", "--standalone", "--lua-filter=tables.lua", "--include-in-header=sheet.typ",
+       "--variable=papersize:a4", "--variable=mainfont:Libertinus Serif", "--variable=codefont:DejaVu Sans Mono",
+       "--variable=fontsize:10.5pt", "--metadata=lang:en-GB")
 HOW = "--from=markdown", "--to=epub3", "--mathml", "--toc", "--toc-depth=2", "--split-level=1", "--css=epub.css"
 Parts = list[tuple[str, list[str]]]
 
@@ -87,7 +106,7 @@ def shown(cell: dict, page: str, number: int, folder: Path) -> list[str]:
     "A cell of code and what it gave, as Markdown; pictures are written beside it."
     text, found = source(cell), []
     code = re.sub(r"^#\| .*\n?", "", text, flags=re.M).strip()
-    if "#| code-fold" not in text:
+    if code and "#| code-fold" not in text:
         found.append(f"```python\n{code}\n```")
     for i, png in enumerate(pictures(cell)):
         file = folder / f"{page}_{number}_{i}.png"
@@ -108,6 +127,24 @@ def shown(cell: dict, page: str, number: int, folder: Path) -> list[str]:
     return found
 
 
+def text_of(page: str, within: set[str], folder: Path) -> str:
+    "A page as Pandoc reads it; links to pages `within` stay, the others go to the site. Its pictures go to the folder."
+    seen, blocks = Counter(), []
+    for i, cell in enumerate(json.loads((NBS / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]):
+        markdown = cell["cell_type"] == "markdown"
+        blocks += [prose(source(cell), page, within, seen)] if markdown else shown(cell, page, i, folder)
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def linked(text: str, names: set[str]) -> str:
+    "With links to a page where the name in it is unknown: the site names functions too."
+    return re.sub(r"\]\(#((\w+)-[\w.-]+)\)", lambda m: m[0] if m[1] in names else f"](#{m[2]})", text)
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"\{#([\w.-]+)\}", text))
+
+
 def write(folder: Path = PRINTED) -> list[Path]:
     "The book as Pandoc reads it: a file for each page, and its pictures."
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,16 +155,10 @@ def write(folder: Path = PRINTED) -> list[Path]:
     for title, pages in book:
         if title:
             texts[f"part_{title.split()[0]}"] = f"# Part {title}\n"
-        for page in pages:
-            seen, blocks = Counter(), []
-            for i, cell in enumerate(json.loads((NBS / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]):
-                markdown = cell["cell_type"] == "markdown"
-                blocks += [prose(source(cell), page, within, seen)] if markdown else shown(cell, page, i, folder)
-            texts[page] = "\n\n".join(filter(None, blocks)) + "\n"
-    names = set(re.findall(r"\{#([\w.-]+)\}", "".join(texts.values())))  # the site names functions too
+        texts |= {page: text_of(page, within, folder) for page in pages}
+    names = names_in("".join(texts.values()))
     for name, text in texts.items():
-        found = re.sub(r"\]\(#((\w+)-[\w.-]+)\)", lambda m: m[0] if m[1] in names else f"](#{m[2]})", text)
-        (folder / f"{name}.md").write_text(found, encoding="utf-8")
+        (folder / f"{name}.md").write_text(linked(text, names), encoding="utf-8")
     return [folder / f"{name}.md" for name in texts]
 
 
@@ -136,14 +167,54 @@ def pandoc() -> list[str] | None:
     return ["pandoc"] if shutil.which("pandoc") else ["quarto", "pandoc"] if shutil.which("quarto") else None
 
 
+def compiler() -> Callable[[Path, Path], object] | None:
+    "What makes a PDF of a file of Typst: the library of that name, or the one in Quarto."
+    if find_spec("typst"):
+        import typst
+
+        return lambda file, pdf: typst.compile(str(file), output=str(pdf))
+    if tool := shutil.which("typst") or shutil.which("quarto"):
+        command = [tool, "compile"] if Path(tool).stem == "typst" else [tool, "typst", "compile"]
+        return lambda file, pdf: subprocess.run([*command, str(file), str(pdf)], check=True)
+    return None
+
+
+def pdf(page: str, folder: Path, tool: list[str], compile: Callable[[Path, Path], object]) -> Path:
+    "A chapter, complete in itself."
+    text = text_of(page, {page}, folder)
+    title, text = re.match(r"# (.+?) \{#.*\n", text)[1], text.partition("\n")[2]
+    text = re.sub(r"\]\(#" + page + r"\)", f"]({address()[0]}/{page}.html)", linked(text, names_in(text)))
+    files = {f"{page}.md": text, "tables.lua": TABLES, "sheet.typ": SHEET}
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    about = f"--metadata=title:{title}", f"--output={page}.typ"
+    subprocess.run([*tool, f"{page}.md", *PDF, *about], cwd=folder, check=True)
+    compile(folder / f"{page}.typ", folder / f"{page}.pdf")
+    return folder / f"{page}.pdf"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("what", choices=["epub", "pdf"])
+    parser.add_argument("names", nargs="*", help="chapters for a PDF each, e.g. 05_attention; none: all")
+    args = parser.parse_args()
+    known = [page for _, pages in parts() for page in pages]
+    names = [name.removesuffix(".ipynb") for name in args.names] or known
+    if missing := [name for name in names if name not in known]:
+        sys.exit(f"no chapter {', '.join(map(repr, missing))}; there are: {', '.join(known)}")
+    if (tool := pandoc()) is None:
+        sys.exit("Pandoc writes books and is not installed here: get it from https://pandoc.org/installing.html, or "
+                 "Quarto, which has it, and give the same command again")
+    if args.what == "pdf":
+        if (compile := compiler()) is None:
+            sys.exit("Typst sets the pages and is not installed here: give `pip install 'typst<0.15'`, or install "
+                     "Quarto, which has it, and give the same command again")
+        PRINTED.mkdir(exist_ok=True)
+        for name in names:
+            print(pdf(name, PRINTED, tool, compile).relative_to(ROOT), flush=True)
+        return 0
     files = write()
     (PRINTED / "epub.css").write_text(CSS, encoding="utf-8")
-    if (tool := pandoc()) is None:
-        sys.exit(f"the book is in {PRINTED.name}/, as *.md. Pandoc makes an EPUB of it and is not installed here: get "
-                 "it from https://pandoc.org/installing.html, or Quarto, which has it, and give the same command again")
     site = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]
     about = dict(title=site["title"], subtitle=site["description"], lang="en-GB", author="The annotated_nlp authors")
     about = [f"--metadata={key}={value}" for key, value in about.items()]

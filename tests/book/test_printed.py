@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import zipfile
 from collections import Counter
@@ -71,13 +70,26 @@ def test_names_of_headings(heading, name):
     assert printed.anchor(heading) == name
 
 
-def test_without_pandoc_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(printed, "PRINTED", tmp_path)
-    monkeypatch.setattr(printed, "write", lambda: [])
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr("sys.argv", ["printed"])
-    with pytest.raises(SystemExit, match=r"not installed here: get it from https://pandoc\.org"):
+@pytest.mark.parametrize("what, tool, words", [
+    (["epub"], None, "get it from https://pandoc.org"), (["pdf", "05_attention"], None, "get it from https://pandoc.org"),
+    (["pdf", "05_attention"], ["pandoc"], "pip install 'typst<0.15'"), (["pdf", "5"], ["pandoc"], "no chapter '5'; there are: 01_data"),
+])
+def test_what_is_missing_is_said(monkeypatch, what, tool, words):
+    monkeypatch.setattr(printed, "pandoc", lambda: tool)
+    monkeypatch.setattr(printed, "compiler", lambda: None)
+    monkeypatch.setattr("sys.argv", ["printed", *what])
+    with pytest.raises(SystemExit, match=re.escape(words)):
         printed.main()
+
+
+@pytest.mark.skipif(not (printed.pandoc() and printed.compiler()), reason="no Pandoc, or no Typst, is installed")
+def test_a_chapter_becomes_a_pdf(tmp_path):
+    "Its tables and pictures are in it, and its links to other chapters lead to the site."
+    file = printed.pdf("05_attention", tmp_path, printed.pandoc(), printed.compiler())
+    assert file.read_bytes().startswith(b"%PDF")
+    text = file.with_suffix(".typ").read_text(encoding="utf-8")
+    assert text.count("image(") == sum(len(slides.pictures(cell)) for cell in cells("05_attention"))
+    assert text.count("#table(") > 5 and f'#link("{slides.address()[0]}/03_seq2seq.html")' in text
 
 
 @pytest.mark.skipif(printed.pandoc() is None, reason="neither Pandoc nor Quarto is installed")
