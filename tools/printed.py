@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -170,9 +171,7 @@ def pandoc() -> list[str] | None:
 def compiler() -> Callable[[Path, Path], object] | None:
     "What makes a PDF of a file of Typst: the library of that name, or the one in Quarto."
     if find_spec("typst"):
-        import typst
-
-        return lambda file, pdf: typst.compile(str(file), output=str(pdf))
+        return lambda file, pdf: import_module("typst").compile(str(file), output=str(pdf))
     if tool := shutil.which("typst") or shutil.which("quarto"):
         command = [tool, "compile"] if Path(tool).stem == "typst" else [tool, "typst", "compile"]
         return lambda file, pdf: subprocess.run([*command, str(file), str(pdf)], check=True)

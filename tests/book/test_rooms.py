@@ -122,6 +122,6 @@ def test_one_notebook_to_one_module():
 
 def test_only_chapters_and_what_leads_to_them_stand_at_the_top():
     there = {page.stem for page in (ROOT / "nbs").glob("*.ipynb") if not page.stem[0].isdigit()}
-    assert there == {"index", "how_to_read", "glossary", "api", "results"}
+    assert there == {"index", "how_to_read", "teach", "glossary", "api", "results"}
     assert {path.name for path in (ROOT / "nbs").iterdir() if path.is_dir() and not path.name.startswith((".", "_"))} == {
         "lab", "parts", "hub", "corpora", "tasks", "show", "images", "models"}
