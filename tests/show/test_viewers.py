@@ -14,9 +14,10 @@ import pytest
 import torch
 from annotated_nlp.show import viewers
 from annotated_nlp.show.viewers import Candidate, Viewer, attention_viewer, choose
-from annotated_nlp.show.viewers import patch_viewer, search_viewer
+from annotated_nlp.show.viewers import merges_viewer, patch_viewer, search_viewer
 from axe_playwright_python.sync_playwright import Axe
 from nbconvert import HTMLExporter
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tools import web
 
@@ -36,6 +37,19 @@ STEPS = [
     [Candidate(("he", "was"), -1.5, "dropped"), Candidate(("it", "rained"), -1.0, "kept"), Candidate(("he", "sang"), -1.4, "ended")],
     [Candidate(("it", "rained", "END"), -1.02, "ended"), Candidate(("it", "rained", "hard"), -3.0, "dropped")],
 ]
+
+# The order in which `tokenizers` learns, and words with unknown letters, doubles and nothing to join.
+READ = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3 + ["aaaa"] * 2
+
+
+def learned(n=12):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator([" ".join(READ)], trainers.BpeTrainer(vocab_size=11 + n, show_progress=False))
+    return tokenizer, [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+
+
+BPE, MERGES = learned()
 
 
 # In Python
@@ -90,6 +104,10 @@ WRONG = {
     "no steps": (lambda: search_viewer([]), "steps must hold the candidates of at least one step"),
     "orphan": (lambda: search_viewer([STEPS[0], [Candidate(("she", "was"), -1.0, "kept")]]), r"steps\[1\] has tokens=\('she', 'was'\)"),
     "fate": (lambda: search_viewer([[Candidate(("he",), -1.0, "lost")]]), "fate must be one of"),
+    "no word": (lambda: merges_viewer(MERGES, " "), "word must be a single word"),
+    "two words": (lambda: merges_viewer(MERGES, "new west"), "word must be a single word without spaces, got 'new west'"),
+    "no merges": (lambda: merges_viewer([], "low"), "merges has 0 pairs: give 1 to 5,000"),
+    "a merge with a space": (lambda: merges_viewer([("e", "s"), ("e s", "t")], "low"), r"merges\[1\] must be two pieces without white space"),
     "score": (lambda: search_viewer([[Candidate(("he",), float("-inf"), "kept")]]), "score a finite number"),
 }
 
@@ -116,11 +134,17 @@ def test_tree_is_laid_out_without_crossings():
         assert [a for _, a in edges] == sorted(a for _, a in edges)
 
 
+@pytest.mark.parametrize("word", ["lowest", "aaaaa", "newer", "wow"])
+def test_merges_as_the_library_replays_them(word):
+    last = viewers._replayed(MERGES, word)[-1].rpartition(": ")[2].split()
+    assert last == BPE.encode(word).tokens
+
+
 # Scripts and style
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
-@pytest.mark.parametrize("part", ["attention.js", "search.js", "shell.js", "the whole"])
+@pytest.mark.parametrize("part", ["attention.js", "merges.js", "search.js", "shell.js", "the whole"])
 def test_scripts_are_javascript(part, tmp_path):
     script = tmp_path / "script.js"
     (whole,) = re.findall("<script>(.*)</script>", search_viewer(STEPS)._repr_html_(), re.DOTALL)
@@ -129,7 +153,7 @@ def test_scripts_are_javascript(part, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("viewer", [attention_viewer(CROSS, GERMAN, ENGLISH), search_viewer(STEPS)])
+@pytest.mark.parametrize("viewer", [attention_viewer(CROSS, GERMAN, ENGLISH), search_viewer(STEPS), merges_viewer(MERGES, "lowest")])
 def test_comments_stay_in_the_files(viewer):
     "Each file begins with one; no viewer carries one, and each carries the scripts of its kind alone."
     page = viewer._repr_html_()
@@ -153,7 +177,7 @@ STORED = [
 
 
 def test_chapters_use_the_viewers():
-    assert {"04_decoding", "05_attention", "11_bert", "16_vit"} <= {name for name, _ in STORED}
+    assert {"02_tokenization", "04_decoding", "05_attention", "11_bert", "16_vit"} <= {name for name, _ in STORED}
 
 
 @pytest.mark.parametrize("name, data", STORED, ids=[name for name, _ in STORED])
@@ -277,6 +301,32 @@ def test_search_steps_forward_and_back(show):
 
 
 @pytest.mark.browser
+def test_merges_on_ones_own_word(show):
+    "The pieces are those of `tokenizers`, step by step to the last merge and back, by keys and by the field."
+    page = show(merges_viewer(MERGES, "lowest"), viewport=PHONE)
+    pieces, field = page.locator(".piece"), page.get_by_label("Your word")
+    assert pieces.all_inner_texts() == BPE.encode("lowest").tokens and "No later merge applies." in said(page)
+    for word in ("newer", "aaaaa", "wow", "widest lower"):
+        field.fill(word)
+        assert pieces.all_inner_texts() == BPE.encode(word.split()[0]).tokens
+    field.fill("lowest")
+    page.get_by_label("Merge", exact=True).focus()
+    page.keyboard.press("Home")
+    assert pieces.all_inner_texts() == list("lowest") and said(page) == "Letters: 6 pieces."
+    page.get_by_role("button", name="Forward").click()
+    page.keyboard.press("ArrowRight")
+    (*_, line) = viewers._replayed(MERGES, "lowest")[:3]
+    rank, pair, after = re.fullmatch(r"merge (\d+), (.+): (.+)", line).groups()
+    assert pieces.all_inner_texts() == after.split()
+    assert said(page).startswith(f"Merge {rank} of {len(MERGES)}: {pair} \u2192 {pair.replace(' + ', '')}. {len(after.split())} pieces.")
+    assert page.locator(".fresh").all_inner_texts() == [pair.replace(" + ", "")]
+    field.fill("")
+    assert pieces.count() == 0 and said(page) == "Type a word."
+    field.fill("<b>")
+    assert pieces.all_inner_texts() == ["<", "b", ">"] and page.wrong == []
+
+
+@pytest.mark.browser
 def test_several_on_a_page_do_not_meet(show):
     "The same viewer twice, another kind between them, and a page whose styles would spoil them."
     viewer = attention_viewer(CROSS, GERMAN, ENGLISH)
@@ -290,7 +340,8 @@ def test_several_on_a_page_do_not_meet(show):
     assert page.wrong == []
 
 
-ALL = [attention_viewer(SELF, WORDS), attention_viewer(CROSS, GERMAN, ENGLISH), patch_viewer(LOOKS, IMAGE, 2), search_viewer(STEPS)]
+ALL = [attention_viewer(SELF, WORDS), attention_viewer(CROSS, GERMAN, ENGLISH), patch_viewer(LOOKS, IMAGE, 2), search_viewer(STEPS),
+       merges_viewer(MERGES, "lowest")]
 
 
 @pytest.mark.browser
@@ -299,7 +350,7 @@ ALL = [attention_viewer(SELF, WORDS), attention_viewer(CROSS, GERMAN, ENGLISH), 
 def test_readable_in_both_schemes_at_both_sizes(show, scheme, size):
     page = show(*ALL, scheme=scheme, viewport=PHONE if size == "phone" else DESK)
     for _ in range(4):
-        page.get_by_role("button", name="Forward").click()
+        page.get_by_role("button", name="Forward").first.click()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     found = Axe().run(page, context="main", options=None).response
     assert [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found["violations"]] == []
