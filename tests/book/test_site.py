@@ -194,7 +194,7 @@ def test_llms_txt_lists_every_page():
         assert "\n## References" in text and "$$" in text
 
 
-@pytest.mark.parametrize("name", ["02_tokenization.html", "04_decoding.html", "05_attention.html", "11_bert.html", "16_vit.html", "show/viewers.html"])
+@pytest.mark.parametrize("name", ["02_tokenization.html", "04_decoding.html", "05_attention.html", "11_bert.html", "16_vit.html", "17_llama.html", "show/viewers.html"])
 def test_viewers_come_alive(visit, name):
     "The engine passes their scripts through: each stands in its shadow root and has something to handle."
     page = visit(name, viewport=PHONE)

@@ -12,9 +12,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from annotated_nlp.llama import Rotary
 from annotated_nlp.show import viewers
 from annotated_nlp.show.viewers import Candidate, Viewer, attention_viewer, choose
-from annotated_nlp.show.viewers import merges_viewer, patch_viewer, search_viewer
+from annotated_nlp.show.viewers import merges_viewer, patch_viewer, search_viewer, turning_viewer
 from axe_playwright_python.sync_playwright import Axe
 from nbconvert import HTMLExporter
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -108,6 +109,9 @@ WRONG = {
     "two words": (lambda: merges_viewer(MERGES, "new west"), "word must be a single word without spaces, got 'new west'"),
     "no merges": (lambda: merges_viewer([], "low"), "merges has 0 pairs: give 1 to 5,000"),
     "a merge with a space": (lambda: merges_viewer([("e", "s"), ("e s", "t")], "low"), r"merges\[1\] must be two pieces without white space"),
+    "no pairs": (lambda: turning_viewer({}), "angles must name at least one pair"),
+    "an angle": (lambda: turning_viewer({"pair 0": float("nan")}), "with a finite angle"),
+    "a position": (lambda: turning_viewer({"pair 0": 1.0}, key=300), r"key=300 must be a number in \[0, 200\]"),
     "score": (lambda: search_viewer([[Candidate(("he",), float("-inf"), "kept")]]), "score a finite number"),
 }
 
@@ -144,7 +148,7 @@ def test_merges_as_the_library_replays_them(word):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
-@pytest.mark.parametrize("part", ["attention.js", "merges.js", "search.js", "shell.js", "the whole"])
+@pytest.mark.parametrize("part", ["attention.js", "merges.js", "search.js", "shell.js", "turning.js", "the whole"])
 def test_scripts_are_javascript(part, tmp_path):
     script = tmp_path / "script.js"
     (whole,) = re.findall("<script>(.*)</script>", search_viewer(STEPS)._repr_html_(), re.DOTALL)
@@ -153,7 +157,8 @@ def test_scripts_are_javascript(part, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("viewer", [attention_viewer(CROSS, GERMAN, ENGLISH), search_viewer(STEPS), merges_viewer(MERGES, "lowest")])
+@pytest.mark.parametrize("viewer", [attention_viewer(CROSS, GERMAN, ENGLISH), search_viewer(STEPS), merges_viewer(MERGES, "lowest"),
+                                    turning_viewer({"pair 0": 1.0})])
 def test_comments_stay_in_the_files(viewer):
     "Each file begins with one; no viewer carries one, and each carries the scripts of its kind alone."
     page = viewer._repr_html_()
@@ -177,7 +182,7 @@ STORED = [
 
 
 def test_chapters_use_the_viewers():
-    assert {"02_tokenization", "04_decoding", "05_attention", "11_bert", "16_vit"} <= {name for name, _ in STORED}
+    assert {"02_tokenization", "04_decoding", "05_attention", "11_bert", "16_vit", "17_llama"} <= {name for name, _ in STORED}
 
 
 @pytest.mark.parametrize("name, data", STORED, ids=[name for name, _ in STORED])
@@ -327,6 +332,37 @@ def test_merges_on_ones_own_word(show):
 
 
 @pytest.mark.browser
+def test_scores_are_those_of_turned_vectors(show):
+    "By the book's own rotary positions; moved together, the hands turn and the scores stay; at the end of the range too."
+    angles = {f"pair {f}": 10_000.0 ** (-f / 2) for f in range(2)}  # of a head of four features
+    page = show(turning_viewer(angles, query=7, key=2))
+    directions = torch.tensor([0.3, 1.5])
+    vectors = torch.cat([directions.cos()[:, None].expand(2, 2), directions.sin()[:, None].expand(2, 2)], 1)
+
+    def scores(query, key):
+        both = [vectors[None, None, who : who + 1] for who in (0, 1)]
+        turned = [Rotary(4).turn(x, x, at)[0].flatten() for x, at in zip(both, (query, key))]
+        return (turned[0] * turned[1]).unflatten(0, (2, 2)).sum(0)
+
+    def shown():
+        told = page.locator(".dial > span").all_inner_texts()
+        return torch.tensor([float(text.replace("\u2212", "-")) for text in told])
+
+    hands = lambda: page.locator(".dial line").evaluate_all("all => all.map(one => one.getAttribute('x2'))")
+    assert torch.allclose(shown(), scores(7, 2), atol=0.006) and "5 apart" in said(page)
+    before, first = hands(), shown()
+    page.get_by_role("button", name="Both on by 10").click()
+    assert torch.equal(shown(), first) and all(a != b for a, b in zip(hands(), before)) and "5 apart" in said(page)
+    page.get_by_label("Position of the key").focus()
+    page.keyboard.press("End")
+    assert torch.allclose(shown(), scores(17, 200), atol=0.006) and "183 apart" in said(page)
+    page.get_by_role("button", name="Both on by 10").click()
+    assert "183 apart" in said(page)  # it stops at the end
+    page.get_by_role("button", name="Both back by 10").click()
+    assert torch.allclose(shown(), scores(7, 190), atol=0.006) and page.wrong == []
+
+
+@pytest.mark.browser
 def test_several_on_a_page_do_not_meet(show):
     "The same viewer twice, another kind between them, and a page whose styles would spoil them."
     viewer = attention_viewer(CROSS, GERMAN, ENGLISH)
@@ -341,7 +377,7 @@ def test_several_on_a_page_do_not_meet(show):
 
 
 ALL = [attention_viewer(SELF, WORDS), attention_viewer(CROSS, GERMAN, ENGLISH), patch_viewer(LOOKS, IMAGE, 2), search_viewer(STEPS),
-       merges_viewer(MERGES, "lowest")]
+       merges_viewer(MERGES, "lowest"), turning_viewer({"pair 0": 1.0, "pair 1": 0.01})]
 
 
 @pytest.mark.browser
