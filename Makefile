@@ -12,7 +12,7 @@ BIN := .venv/bin
 endif
 PORT ?= 8000
 SERVE ?= 1
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OURS := constraints.txt settings.ini setup.py pyproject.toml
 
 .DEFAULT_GOAL := help

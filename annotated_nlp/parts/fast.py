@@ -100,7 +100,7 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _by_a_loop(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     "For one row. The compiler makes of this one pass through the weights."
     y = torch.mv(weight, x.flatten())
-    return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
+    return (y if bias is None else y + bias).unflatten(0, (*x.shape[:-1], -1))
 
 
 def affine(
