@@ -1,18 +1,8 @@
 // Both engines' search boxes ask a class called Fuse. This one ranks as an index of a book would: words that stand in a
-// heading first, chapters before the laboratory and the appendix, all words before some of them. MiniSearch does the rest.
+// heading or in `index.yml` first, chapters before the laboratory and the appendix. MiniSearch does the rest (BM25).
 (() => {
   const IGNORED = new Set(("a an and are as at be by can do does for from how i in is it its of on or should so than that the " +
     "their them there this to use was we what when where which who why with you your").split(" "));
-  // What a reader may call a thing, and the words under which the book has it.
-  const SAME = {
-    accumulation: "parts batch", amp: "precision formats", bf16: "formats bfloat16", bpe: "byte pair encoding bpe",
-    clm: "causal language model", embeddings: "vectors embedding", embedding: "vectors embedding", fp16: "formats float16",
-    gqa: "grouped queries", icl: "prompt context", images: "picture image", kv: "cache keys values", layernorm: "norm layer",
-    mha: "heads", mlm: "masking masked", nsp: "sentences next", nucleus: "top-p", patches: "squares patches",
-    patch: "squares patch", positional: "positions positional", quantisation: "bits quantize", quantization: "bits quantize",
-    rope: "rotary", rtd: "replaced", scaled: "root scaled", sqrt: "square root", translate: "translation", warmup: "warm-up",
-    word2vec: "skip-gram",
-  };
   const words = (text) => text.toLowerCase().split(/[^\p{L}\p{N}]+/u).filter((word) => word.length > 1 || /\d/.test(word));
   // The same word in the singular and the plural, as a verb and as a noun: cut alike, whatever is left over.
   const stem = (word) => IGNORED.has(word) ? null : word.length < 5 ? word
@@ -35,8 +25,6 @@
     }
 
     search(query, { limit = 20 } = {}) {
-      const asked = words(query).map((word) => Object.hasOwn(SAME, word)
-        ? { combineWith: "OR", queries: words(SAME[word]) } : word).filter((part) => part.queries || stem(part));
       const options = {
         boost: { section: 6, terms: 6, title: 2 }, prefix: (term) => term.length > 2, fuzzy: (term) => term.length > 5 ? 0.15 : false,
         boostDocument: (at) => {
@@ -44,8 +32,7 @@
           return kind(href) * (apart.test(href) ? 0.4 : 1);
         },
       };
-      const hits = this.index.search({ combineWith: "OR", queries: asked }, options);
-      return hits.slice(0, limit).map((hit) => ({ item: this.sections[hit.id], refIndex: hit.id }));
+      return this.index.search(query, options).slice(0, limit).map((hit) => ({ item: this.sections[hit.id], refIndex: hit.id }));
     }
   };
 })();
